@@ -1,0 +1,156 @@
+"""A `Program`: one device's straight line of torch ops and collectives, the same on every device of a kind.
+
+It is kept as an FX graph over local shapes and replayed as generated Python. The generated function is a generator:
+it takes the device's coordinates and its blocks, and yields at each collective, where devices meet; the backend answers.
+Every value is deleted at its last use.
+"""
+
+from __future__ import annotations
+
+import keyword
+import linecache
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from .bindings import Namespace
+from .collectives import COLLECTIVES
+from .layout import Layout
+from .mesh import Mesh
+from .partition.engine import Partitioned
+
+
+@dataclass(frozen=True)
+class Row:
+    """One collective of a Program.
+
+    op      "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute" or "broadcast"
+    reduce  "sum", "max", "min", or None for an op that does not reduce
+    axes    the mesh axes of its group, major first
+    bytes   what each device moves: (n-1)/n of the full size for gather and scatter, twice that for all_reduce,
+            (n-1)/n of the local size for all_to_all, the block for permute
+    where   "file:line" of the user
+    why     what asked for it
+    """
+
+    op: str
+    reduce: str | None
+    axes: tuple[str, ...]
+    bytes: int
+    where: str | None
+    why: str
+
+
+class Program:
+    """A partitioned function, ready to run. Made by `spmd_jit(f).lower(*args)`.
+
+    `graph` is the FX graph over local shapes, `collectives` its rows in program order.
+    """
+
+    def __init__(self, partitioned: Partitioned):
+        self.graph: fx.Graph = partitioned.graph
+        self.mesh: Mesh = partitioned.mesh
+        self.constants: dict[str, torch.Tensor] = partitioned.constants
+        self.inputs: tuple[Layout, ...] = partitioned.inputs
+        self.outputs: tuple[Layout | None, ...] = partitioned.outputs
+        self.unruled: tuple[tuple[str, str | None], ...] = partitioned.unruled
+        self.meets: tuple[fx.Node, ...] = tuple(node for node in self.graph.nodes if node.target in COLLECTIVES)
+
+    @cached_property
+    def collectives(self) -> tuple[Row, ...]:
+        """A row for every collective, in program order."""
+        return tuple(Row(**node.meta["row"]) for node in self.meets)
+
+    @cached_property
+    def _generated(self) -> tuple[str, Namespace]:
+        return _generate(self.graph, self.constants)
+
+    def as_text(self) -> str:
+        """The program as the Python that runs: one line an op, `yield` at each collective."""
+        return self._generated[0]
+
+    @cached_property
+    def function(self) -> Callable[..., Generator[Any, Any, list[Any]]]:
+        """The generated function: (coordinates..., blocks) -> a generator that yields (number, block) at collectives."""
+        source, namespace = self._generated
+        filename = f"<spmdfn program {id(self):x}>"
+        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+        scope = dict(namespace.values)
+        exec(compile(source, filename, "exec"), scope)
+        return scope["program"]
+
+    def __repr__(self) -> str:
+        return f"<Program of {len(self.graph.nodes)} ops and {len(self.meets)} collectives on {self.mesh}>"
+
+
+def _generate(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> tuple[str, Namespace]:
+    namespace = Namespace(constants)
+    lines: list[str] = []
+    names: dict[fx.Node, str] = {}
+    dying = _last_uses(graph)
+    coordinates: list[str] = []
+    inputs: list[str] = []
+    meets = 0
+
+    def text(argument: Any) -> str:
+        if isinstance(argument, fx.Node):
+            return names[argument]
+        if isinstance(argument, list):
+            return "[" + ", ".join(map(text, argument)) + "]"
+        if isinstance(argument, tuple):
+            return "(" + "".join(text(item) + ", " for item in argument) + ")"
+        if isinstance(argument, dict):
+            return "{" + ", ".join(f"{key!r}: {text(item)}" for key, item in argument.items()) + "}"
+        return namespace.literal(argument)
+
+    for node in graph.nodes:
+        names[node] = name = f"{node.name}_" if keyword.iskeyword(node.name) else node.name
+        note = f"  # {node.meta['where']}" if node.meta.get("where") else ""
+        if node.op == "placeholder":
+            (coordinates if not inputs and name.startswith("at_") else inputs).append(name)
+        elif node.op == "get_attr":
+            names[node] = namespace.constant(node.target)
+        elif node.op == "output":
+            lines.append(f"return {text(list(node.args[0]))}")
+        else:
+            if node.target in COLLECTIVES:
+                row = node.meta["row"]
+                value = f"yield {meets}, {text(node.args[0])}"
+                note = f"  # {row['op']} over {', '.join(row['axes'])}: {row['why']}{' at' + note[3:] if note else ''}"
+                meets += 1
+            elif node.op == "call_method":
+                args = ", ".join([*map(text, node.args[1:]), *(f"{k}={text(v)}" for k, v in node.kwargs.items())])
+                value = f"{text(node.args[0])}.{node.target}({args})"
+            else:
+                value = namespace.call(node.target, [text(a) for a in node.args], {k: text(v) for k, v in node.kwargs.items()})
+            lines.append(f"{name} = {value}{note}")
+        if dead := dying.get(node):
+            lines.append("del " + ", ".join(names[d] for d in dead))
+    takes = "".join(f"{name}, " for name in inputs)
+    unpack = [f"{takes}= blocks", "blocks.clear()"] if inputs else []
+    header = f"def program({', '.join([*coordinates, 'blocks'])}):\n"
+    unreached = "    if False:\n        yield\n" if not meets else ""
+    return header + unreached + "".join(f"    {line}\n" for line in [*unpack, *lines]), namespace
+
+
+def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """For every node, the values that no later node uses."""
+    seen: set[fx.Node] = set()
+    dying: dict[fx.Node, list[fx.Node]] = {}
+    for node in reversed(graph.nodes):
+        if node.op == "output":
+            seen.update(node.all_input_nodes)
+            continue
+        dead = [value for value in dict.fromkeys(node.all_input_nodes) if value not in seen and value.op != "get_attr"]
+        seen.update(dead)
+        if node not in seen and node.op not in ("placeholder", "get_attr"):
+            dead.append(node)
+        if dead:
+            dying[node] = dead
+    return dying
+
+
