@@ -1,0 +1,152 @@
+"""The one file that touches torch's private names: each gets a plain name here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._ops import OpOverload as OpOverload
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor as FunctionalTensor
+from torch._subclasses.functional_tensor import FunctionalTensorMode as FunctionalTensorMode
+from torch._subclasses.functional_tensor import dispatch_functionalize as dispatch_functionalize
+from torch.autograd.grad_mode import _force_original_view_tracking
+from torch.compiler import _compile_session_context
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
+from torch.fx.experimental.proxy_tensor import make_fx as make_fx
+from torch.overrides import TorchFunctionMode as TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+# Tracing: fake tensors, functionalization below autograd, proxies.
+DataDependentOutput = DataDependentOutputException
+DynamicOutputShape = DynamicOutputShapeException
+view_replay = _force_original_view_tracking  # a backward through a view replays the view, instead of as_strided
+compiling = _compile_session_context  # torch.compiler.is_compiling() is true inside
+no_dispatch_modes = _disable_current_modes
+
+
+def _tracer() -> Any:
+    mode = get_proxy_mode()
+    assert mode is not None, "only inside make_fx"
+    return mode.tracer
+
+
+def traced_graph() -> torch.fx.Graph:
+    """The graph that the innermost make_fx is writing."""
+    return _tracer().graph
+
+
+def add_placeholder(name: str, value: torch.Tensor, fake: FakeTensorMode) -> FunctionalTensor:
+    """Add an input of the shape and dtype of `value` to the graph being written, and return what stands for it.
+
+    Works at any point of the trace, under functorch levels too.
+    """
+    tracer = _tracer()
+    graph = tracer.graph
+    first = next((node for node in graph.nodes if node.op != "placeholder"), graph._root)
+    with torch._C._DisableFuncTorch(), torch._C.DisableTorchFunction():
+        with no_dispatch_modes():
+            device = device_of_trace(value)
+            with fake:
+                stand_in = torch.empty(value.shape, dtype=value.dtype, device=device)
+        with graph.inserting_before(first):
+            proxy = tracer.create_proxy("placeholder", name, (), {})
+        track_tensor_tree(stand_in, proxy, constant=None, tracer=tracer)
+        return FunctionalTensor.to_functional(stand_in)
+
+
+def device_of_trace(value: torch.Tensor) -> torch.device:
+    """The device to trace a tensor on: its own type, but cpu for a tensor without data."""
+    return torch.device("cpu" if value.device.type == "meta" else value.device.type)
+
+
+def data_mutated(value: FunctionalTensor) -> bool:
+    """Whether the tensor, or a view of it, was written to since it was wrapped."""
+    return torch._functionalize_has_data_mutation(value.elem)  # type: ignore[attr-defined]
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a tensor stands for a value of the trace, under any number of functorch levels."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return isinstance(value, (FunctionalTensor, FakeTensor))
+
+
+def autograd_node() -> Any:
+    """The autograd node that runs right now, or None in a forward."""
+    return torch._C._current_autograd_node()
+
+
+def next_sequence_number() -> int:
+    """The number that the next autograd node of this thread will get."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+@contextmanager
+def quiet_grad_access() -> Iterator[None]:
+    """Silence the warning that a fake copy of a closed-over tensor with a grad_fn looks at its .grad."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        yield
+
+
+@contextmanager
+def single_threaded_autograd() -> Iterator[None]:
+    """Run every backward in the calling thread, whatever the device."""
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
+
+
+def functional_pointwise_ops() -> list[torch._ops.OpOverload]:
+    """Every aten and prims overload that torch tags pointwise, is deterministic, writes nothing and returns tensors."""
+    found = []
+    for full_name in sorted(torch._C._dispatch_get_all_op_names()):
+        namespace, _, rest = full_name.partition("::")
+        name, _, overload = rest.partition(".")
+        if namespace not in ("aten", "prims") or (name.endswith("_") and not name.endswith("__")):
+            continue
+        op = getattr(getattr(torch.ops, namespace), name, None)
+        if op is None or (overload or "default") not in op.overloads():
+            continue
+        op = getattr(op, overload or "default")
+        if torch.Tag.pointwise not in op.tags or torch.Tag.nondeterministic_seeded in op.tags or op._schema.is_mutable:
+            continue
+        if all(isinstance(result.type, torch.TensorType) for result in op._schema.returns):
+            found.append(op)
+    return found
+
+
+@contextmanager
+def no_mkldnn() -> Iterator[None]:
+    """Keep oneDNN's fused ops (of LSTM) out of a trace."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+def make_wrapper(cls: type, like: torch.Tensor, device: torch.device) -> Any:
+    """A tensor of class `cls` with the metadata of the meta tensor `like` that says it lives on `device`."""
+    return torch.Tensor._make_subclass(cls, like, False, dispatch_device=True, device_for_backend_keys=device)
+
+
+def transforms_active() -> bool:
+    """Whether a functorch transform (grad, vmap, ...) or a make_fx trace is running around the caller."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or get_proxy_mode() is not None
+
+
+def is_functorch_wrapped(value: torch.Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def no_functorch() -> Any:
+    """A context in which functorch levels do not see tensor operations."""
+    return torch._C._DisableFuncTorch()
