@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import random
 from .array import Array, make_array, typeof
 from .errors import CollectiveError, ShardingError, SpecError, SpmdError, TracingError, VaryingError
 from .jit import constrain, shard, spmd_jit, unshard
@@ -26,6 +27,7 @@ __all__ = [
     "constrain",
     "make_array",
     "make_mesh",
+    "random",
     "set_mesh",
     "shard",
     "spmd_jit",

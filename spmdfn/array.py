@@ -34,13 +34,14 @@ class Array(torch.Tensor):
     _blocks: list[torch.Tensor] | None
     _layout: Layout
     _spec: P | None
+    _device: torch.device
 
     @staticmethod
     def __new__(cls, shards: Sequence[torch.Tensor], layout: Layout, spec: P | None = None) -> Array:
         with no_functorch():
             like = torch.empty(layout.shape, dtype=shards[0].dtype, device="meta")
             array = make_wrapper(cls, like, shards[0].device)
-        array._blocks, array._layout, array._spec = list(shards), layout, spec
+        array._blocks, array._layout, array._spec, array._device = list(shards), layout, spec, shards[0].device
         return array
 
     def __init__(self, shards: Sequence[torch.Tensor], layout: Layout, spec: P | None = None):
@@ -48,6 +49,8 @@ class Array(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return args[0].device
         if func is torch.ops.aten.detach.default:
             return args[0]
         raise SpmdError(
@@ -94,6 +97,10 @@ class Array(torch.Tensor):
         entries = self._layout.entries
         assert entries is not None
         return P(*entries, unreduced=self._layout.pending_axes)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._device
 
     @property
     def mesh(self) -> Mesh:

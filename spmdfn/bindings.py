@@ -19,6 +19,16 @@ _FUNCTIONS: dict[Any, str] = {
     operator.add: "{} + {}",
     operator.sub: "{} - {}",
     operator.eq: "{} == {}",
+    operator.ne: "{} != {}",
+    operator.lt: "{} < {}",
+    operator.le: "{} <= {}",
+    operator.gt: "{} > {}",
+    operator.ge: "{} >= {}",
+    operator.and_: "{} & {}",
+    operator.or_: "{} | {}",
+    operator.invert: "~{}",
+    operator.neg: "-{}",
+    operator.truediv: "{} / {}",
     operator.floordiv: "{} // {}",
     operator.getitem: "{}[{}]",
     aten.mm.default: "torch.mm({}, {})",
@@ -76,8 +86,10 @@ class Namespace:
             if isinstance(target, torch._ops.OpOverload):
                 packet, _, overload = str(target).rpartition(".")
                 name = packet.replace("::", ".").replace(".", "_") + ("" if overload == "default" else f"_{overload}")
-            else:
-                name = getattr(target, "__name__", "function")
+            elif getattr(torch, getattr(target, "__name__", ""), None) is target:
+                return f"torch.{target.__name__}"
+            else:  # a prefix keeps it apart from the names of values
+                name = "fn_" + getattr(target, "__name__", "function")
             while name in self.values:
                 name += "_"
             self.values[name] = target

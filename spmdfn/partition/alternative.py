@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from .calls import Bound, map_structure, source_of, tensors_in
+from .calls import Bound, Calls, map_structure, source_of, tensors_in
 from .rule import Operand
 from .trace import Traced, trace
-from .wishes import Wishes
+from .wishes import Key
 
 _MEMO: dict[Hashable, Traced] = {}
 
 
-def splice(bound: Bound, splits: Mapping[str, int], wishes: Wishes) -> None:
-    """Put the ops of the alternative in front of the node and let its users take their results instead."""
+def splice(bound: Bound, splits: Mapping[str, int], calls: Calls) -> dict[Key, Key]:
+    """Put the ops of the alternative in the node's place; return what each of its results has become."""
     node = bound.node
     key = (bound.key, tuple(sorted(splits.items())))
     traced = _MEMO.get(key)
@@ -42,10 +42,11 @@ def splice(bound: Bound, splits: Mapping[str, int], wishes: Wishes) -> None:
                 copies[inner] = graph.node_copy(inner, copies.__getitem__)
                 copies[inner].meta.update(marks)
                 added.append(copies[inner])
-    _replace(bound, results, wishes)
+    moved = _replace(bound, results, calls)
     for new in reversed(added):
         if not new.users:
             graph.erase_node(new)
+    return moved
 
 
 def _constant(graph: fx.Graph, value: torch.Tensor, inner: fx.Node) -> fx.Node:
@@ -55,18 +56,20 @@ def _constant(graph: fx.Graph, value: torch.Tensor, inner: fx.Node) -> fx.Node:
     return new
 
 
-def _replace(bound: Bound, results: list[Any], wishes: Wishes) -> None:
+def _replace(bound: Bound, results: list[Any], calls: Calls) -> dict[Key, Key]:
     node, graph = bound.node, bound.node.graph
     single = isinstance(node.meta["val"], torch.Tensor)
+    moved: dict[Key, Key] = {}
     for old in [node] if single else list(node.users):
         place = source_of(old)[1]
         new = results[place]
-        if (node, place) in wishes:
-            wishes.setdefault(source_of(new), wishes[node, place])
-        old.replace_all_uses_with(new)
+        moved[node, place] = source_of(new)
+        for user in old.replace_all_uses_with(new):
+            calls.forget(user)
         graph.erase_node(old)
     if not single:
         graph.erase_node(node)
+    return moved
 
 
 def _trace(bound: Bound, splits: Mapping[str, int]) -> Traced:

@@ -38,6 +38,10 @@ class Calls:
             bound = self._bound[node] = _bind(node)
         return bound
 
+    def forget(self, node: fx.Node) -> None:
+        """The node's operands were replaced: bind it anew."""
+        self._bound.pop(node, None)
+
 
 _MEMO: dict[Hashable, tuple[Call, Rule | None]] = {}
 

@@ -65,7 +65,7 @@ def partition(
         if node.op == "call_function":
             state.visit(node)
         node = node.next if before.next is node else before.next
-    results, layouts = _leave(node, state, returned, outputs)
+    results, layouts = _leave(node, state, list(node.args[0]), outputs)  # type: ignore[arg-type]
     emitter.graph.output(results)
     emitter.graph.eliminate_dead_code()
     return Partitioned(

@@ -75,6 +75,7 @@ class Lines:
     """
 
     def __init__(self) -> None:
+        _shown.cache_clear()  # names are relative to a directory that may have changed
         self._seen = next_sequence_number()
         self._forward: dict[int, str] = {}
 

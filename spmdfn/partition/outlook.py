@@ -49,6 +49,7 @@ class Outlook:
         if rule is None:
             return None
         mine, opinions = None, []
+        kinds = () if rule.alternative is None else ("whole",)  # an alternative would split those too
         for place, operand in enumerate(bound.operands):
             source = source_of(operand)
             if source == key:
@@ -56,7 +57,7 @@ class Outlook:
                 continue
             layout = self.layout_of(source)
             if layout is not None and layout.axes and place not in rule.shape_only:
-                opinions.append(opinion(rule, rule.ins[place], layout.dims, self.mesh))
+                opinions.append(opinion(rule, rule.ins[place], layout.dims, self.mesh, kinds=kinds))
         if mine is None or mine in rule.shape_only:
             return None
         wanted = combine(opinions, self.mesh)[0]

@@ -122,7 +122,10 @@ class Sweep:
         if bound.rule is None:
             self._run_whole(bound)
         elif (splits := self._whole_splits(bound)) and bound.rule.alternative is not None:
-            splice(bound, splits, self.wishes)
+            for old, new in splice(bound, splits, self.calls).items():
+                for table in (self.wishes, self.outputs):
+                    if old in table:
+                        table.setdefault(new, table[old])  # type: ignore[attr-defined]
         elif self._is_free(bound):
             return
         else:
@@ -137,7 +140,7 @@ class Sweep:
             return splits
         for place, operand in enumerate(bound.operands):
             layout = self.layout_of(source_of(operand))
-            if layout is None or not layout.axes or place in rule.shape_only:
+            if layout is None or not layout.axes:
                 continue
             for name, dim in opinion(rule, rule.ins[place], layout.dims, self.mesh, kinds=["whole"]).items():
                 if rule.kind(name) == "whole" and len(dim) == 1:
@@ -236,25 +239,23 @@ class Sweep:
         assert rule is not None
         opinions: list[Opinion] = []
         settled: set[str] = set()
-        for place, operand in enumerate(bound.operands):
-            layout = self.layout_of(source_of(operand))
+        for place in sorted(range(len(bound.operands)), key=lambda place: place not in rule.follow):
+            layout = self.layout_of(source_of(bound.operands[place]))
             if layout is not None and place not in rule.shape_only:
                 settled.update(name for names in rule.ins[place] for name in names)
                 opinions.append(opinion(rule, rule.ins[place], layout.dims, self.mesh))
         fill: Opinion = {}
-        if settled.issuperset(rule.sizes):  # the usual case: no factor is left to a wish
-            assignment, clash = combine(opinions, self.mesh)
-        else:
+        if not settled.issuperset(rule.sizes):  # some factors are left to a wish
             fill = {name: dim for name, dim in self._wish(bound).items() if name not in settled}
-            assignment, clash = combine([*opinions, fill], self.mesh)
-        if not clash:
-            return self._outcome(bound, assignment)
-        wish = self._wish(bound)
-        choices = [self._outcome(bound, assignment)]
-        for first in range(1, len(opinions)):
-            order = [opinions[first], *opinions[:first], *opinions[first + 1 :], fill]
+        assignment, clash = combine([*opinions, fill], self.mesh)
+        first = self._outcome(bound, assignment)
+        if not clash or rule.follow:
+            return first
+        choices = [first]
+        for i in range(1, len(opinions)):
+            order = [opinions[i], *opinions[:i], *opinions[i + 1 :], fill]
             choices.append(self._outcome(bound, combine(order, self.mesh)[0]))
-        if wish:
+        if wish := self._wish(bound):
             choices.append(self._outcome(bound, combine([wish, *opinions], self.mesh)[0]))
         for choice in choices:
             choice.moved = self._cost(bound, choice)
@@ -293,14 +294,34 @@ class Sweep:
             found = self._memo.get((key, layout))
             if found is not None and found[1] == bool(backward) and self._gathers - found[2] < GATHERS_ALIVE:
                 continue
-            sharers = sum(user.meta.get("backward") == backward for user in users_of(key[0])[key[1]])
-            total += moved(value.layout, layout) * operand.meta["val"].dtype.itemsize / max(1, sharers)
+            total += moved(value.layout, layout) * operand.meta["val"].dtype.itemsize / self._sharers(key, bound.node)
         for place, layout in enumerate(choice.results):
             target = self.outlook.settled_layout((bound.node, place), layout)
             wanted = self.outlook.towards_target((bound.node, place), target)
             elements = moved(layout, target) + moved(target, wanted)
             total += elements * bound.call.results[place].dtype.itemsize
         return total
+
+    def _sharers(self, key: Key, user: fx.Node) -> int:
+        """How many consumers of the same pass cannot take a value as it is: they share what moving it costs."""
+        count = 1
+        for other in users_of(key[0])[key[1]]:
+            if other is not user and other.meta.get("backward") == user.meta.get("backward"):
+                count += self._clashes(other)
+        return count
+
+    def _clashes(self, user: fx.Node) -> bool:
+        if user.op != "call_function" or user.target is constrain_op:
+            return False
+        bound = self.calls(user)
+        if bound.rule is None:
+            return False
+        opinions = []
+        for place, operand in enumerate(bound.operands):
+            layout = self.layout_of(source_of(operand))
+            if layout is not None and place not in bound.rule.shape_only:
+                opinions.append(opinion(bound.rule, bound.rule.ins[place], layout.dims, self.mesh))
+        return combine(opinions, self.mesh)[1]
 
     def _run(self, bound: Bound, choice: Choice) -> None:
         node, rule = bound.node, bound.rule

@@ -75,6 +75,7 @@ class Rule:
     shape_only   operands of which only the shape matters
     elementwise  each result element depends on at most one element of each operand: pointwise ops, views, factories.
                  Such a value may be computed in any layout that its consumer has, and wishes pass up through it.
+    follow       operands that stay put when layouts clash, whatever the bytes: a table comes to the indices that look it up
     contiguous   factors whose offset `local` reads: a block of them must be one contiguous run
     local        `local(ctx, *args, **kwargs) -> result(s)`, called instead of the op when some factor is split: args as
                  in the call, tensors now local blocks. It rewrites baked-in global ints and may use several torch ops.
@@ -91,6 +92,7 @@ class Rule:
     linear: tuple[frozenset[int], ...] = ()
     shape_only: frozenset[int] = frozenset()
     elementwise: bool = False
+    follow: frozenset[int] = frozenset()
     contiguous: frozenset[str] = frozenset()
     local: Callable[..., Any] | None = None
     alternative: Callable[..., Any] | None = None

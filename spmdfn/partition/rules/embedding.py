@@ -32,6 +32,7 @@ def embedding(call: Call) -> Rule | None:
         call,
         pattern(call, {weight: ["v", "d"], indices: batch}, [*batch, "d"]),
         linear=linear_in(weight),
+        follow=frozenset([indices.index]),
         contiguous="v",
         local=local,
         **summed(weight.dtype, "v"),
