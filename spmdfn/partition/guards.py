@@ -25,7 +25,7 @@ _BATCH_NORM = "clone the buffers, pass the clones (torch.func.functional_call), 
 _CLONE = "work on a clone (x = x.clone()) and return it as a result"
 _BRANCH = (
     "torch.where(condition, a, b) instead of a branch; a static argument (static_argnums) for a value of Python's; "
-    "x[i.reshape(1)] for an index that is a traced scalar"
+    "x[:, i.reshape(1)] for an index that is a traced scalar among slices"
 )
 _SHAPE = "keep the shape: torch.where(mask, x, fill), or multiply by the mask; torch.topk or sort for a fixed number"
 _KEY = (

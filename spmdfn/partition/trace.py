@@ -15,6 +15,7 @@ from .. import _compat
 from .._compat import FakeTensor, FakeTensorMode, FunctionalTensor, FunctionalTensorMode
 from ..errors import TracingError, message
 from . import guards
+from .indexing import by_traced_scalar
 from .lines import Lines, raising_line
 from .simplify import simplify
 
@@ -211,7 +212,7 @@ class _Session:
 
 
 class _Functions(_compat.TorchFunctionMode):
-    """Above autograd: brings captured tensors in, refuses `.numpy()`, and tells `Lines` that a call returned."""
+    """Above autograd: brings captured tensors in, refuses `.numpy()`, gathers for `x[i]`, tells `Lines` of returns."""
 
     def __init__(self, session: _Session) -> None:
         super().__init__()
@@ -224,7 +225,8 @@ class _Functions(_compat.TorchFunctionMode):
                 guards.refuse_to_host(function, args, session.lines.place())
         if session.capture is not None:
             args, kwargs = session.swap(tuple(args)), session.swap(kwargs)
-        result = function(*args, **(kwargs or {}))
+        instead = by_traced_scalar(function, args)
+        result = function(*args, **(kwargs or {})) if instead is None else instead()
         session.lines.called()
         return result
 
@@ -243,6 +245,8 @@ class _Ops(_compat.TorchDispatchMode):
             args, kwargs = session.swap(tuple(args)), session.swap(kwargs)
         if op is torch.ops.prim.device.default:
             return args[0].device
+        if op is torch.ops.aten._linalg_check_errors.default:
+            return None  # raises if a matrix is singular, and has no result
         where, backward = session.lines.here()
         if guards.profile(op).harmless:
             return self._run(op, args, kwargs, where, backward)
