@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from . import random
-from .array import Array, make_array, typeof
+from . import debug, optim, random
+from .array import Array, typeof
+from .debug import explain
 from .errors import CollectiveError, ShardingError, SpecError, SpmdError, TracingError, VaryingError
-from .jit import constrain, shard, spmd_jit, unshard
+from .jit import spmd_jit
 from .mesh import Mesh, make_mesh, set_mesh
+from .movers import constrain, from_local, make_array, shard, unshard
 from .program import Program
 from .spec import P
 from .tree import tree_specs
@@ -25,8 +27,12 @@ __all__ = [
     "TracingError",
     "VaryingError",
     "constrain",
+    "from_local",
+    "debug",
+    "explain",
     "make_array",
     "make_mesh",
+    "optim",
     "random",
     "set_mesh",
     "shard",

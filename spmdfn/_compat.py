@@ -150,3 +150,13 @@ def is_functorch_wrapped(value: torch.Tensor) -> bool:
 def no_functorch() -> Any:
     """A context in which functorch levels do not see tensor operations."""
     return torch._C._DisableFuncTorch()
+
+
+def storage_id(storage: torch.UntypedStorage) -> int:
+    """A number that is the same for all tensors that look at one storage, while it lives."""
+    return storage._cdata
+
+
+def tracing() -> bool:
+    """Whether a make_fx trace is running around the caller."""
+    return get_proxy_mode() is not None

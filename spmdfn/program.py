@@ -58,6 +58,8 @@ class Program:
         self.inputs: tuple[Layout, ...] = partitioned.inputs
         self.outputs: tuple[Layout | None, ...] = partitioned.outputs
         self.unruled: tuple[tuple[str, str | None], ...] = partitioned.unruled
+        self.dtypes: tuple[torch.dtype, ...] = partitioned.dtypes
+        self.coordinates: frozenset[str] = frozenset(partitioned.coordinates)
         self.meets: tuple[fx.Node, ...] = tuple(node for node in self.graph.nodes if node.target in COLLECTIVES)
 
     @cached_property
@@ -67,7 +69,7 @@ class Program:
 
     @cached_property
     def _generated(self) -> tuple[str, Namespace]:
-        return _generate(self.graph, self.constants)
+        return _generate(self.graph, self.constants, len(self.mesh.axis_names))
 
     def as_text(self) -> str:
         """The program as the Python that runs: one line an op, `yield` at each collective."""
@@ -87,11 +89,11 @@ class Program:
         return f"<Program of {len(self.graph.nodes)} ops and {len(self.meets)} collectives on {self.mesh}>"
 
 
-def _generate(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> tuple[str, Namespace]:
+def _generate(graph: fx.Graph, constants: dict[str, torch.Tensor], axes: int) -> tuple[str, Namespace]:
     namespace = Namespace(constants)
     lines: list[str] = []
     names: dict[fx.Node, str] = {}
-    dying = _last_uses(graph)
+    dying = last_uses(graph)
     coordinates: list[str] = []
     inputs: list[str] = []
     meets = 0
@@ -111,7 +113,7 @@ def _generate(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> tuple[str,
         names[node] = name = f"{node.name}_" if keyword.iskeyword(node.name) else node.name
         note = f"  # {node.meta['where']}" if node.meta.get("where") else ""
         if node.op == "placeholder":
-            (coordinates if not inputs and name.startswith("at_") else inputs).append(name)
+            (coordinates if len(coordinates) < axes else inputs).append(name)
         elif node.op == "get_attr":
             names[node] = namespace.constant(node.target)
         elif node.op == "output":
@@ -137,7 +139,7 @@ def _generate(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> tuple[str,
     return header + unreached + "".join(f"    {line}\n" for line in [*unpack, *lines]), namespace
 
 
-def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     """For every node, the values that no later node uses."""
     seen: set[fx.Node] = set()
     dying: dict[fx.Node, list[fx.Node]] = {}

@@ -87,5 +87,3 @@ def _trace(bound: Bound, splits: Mapping[str, int]) -> Traced:
 
     inputs = [operand.meta["val"] for operand in bound.operands]
     return trace(function, inputs, names=[f"operand {i}" for i in range(len(inputs))])
-
-

@@ -56,7 +56,9 @@ class Emitter:
         """Where this device's block of that length starts."""
         return self._int(operator.mul, self.place(axes), length) if length != 1 else self.place(axes)
 
-    def call(self, bound: Bound, operands: Sequence[fx.Node], assignment: Assignment, where: str | None) -> list[fx.Node]:
+    def call(
+        self, bound: Bound, operands: Sequence[fx.Node], assignment: Assignment, where: str | None
+    ) -> list[fx.Node]:
         """Emit one op over local blocks; return a node for every tensor result."""
 
         def fill(argument: Any) -> Any:
@@ -91,7 +93,9 @@ class Emitter:
             nodes.append(result)
         return nodes
 
-    def convert(self, node: fx.Node, source: Layout, target: Layout, dtype: torch.dtype, note: tuple[str | None, str]) -> fx.Node:
+    def convert(
+        self, node: fx.Node, source: Layout, target: Layout, dtype: torch.dtype, note: tuple[str | None, str]
+    ) -> fx.Node:
         """Emit what leads from one layout to another."""
         for plan in plans(source, target):
             node = self._follow(node, plan, dtype, note)

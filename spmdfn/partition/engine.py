@@ -28,6 +28,8 @@ class Partitioned:
     mesh: Mesh
     constants: dict[str, torch.Tensor]
     inputs: tuple[Layout, ...]
+    dtypes: tuple[torch.dtype, ...]
+    coordinates: tuple[str, ...]
     outputs: tuple[Layout | None, ...]
     unruled: tuple[tuple[str, str | None], ...]
 
@@ -69,7 +71,14 @@ def partition(
     emitter.graph.output(results)
     emitter.graph.eliminate_dead_code()
     return Partitioned(
-        emitter.graph, mesh, traced.constants, tuple(inputs), tuple(layouts), tuple(dict.fromkeys(state.unruled))
+        graph=emitter.graph,
+        mesh=mesh,
+        constants=traced.constants,
+        inputs=tuple(inputs),
+        dtypes=tuple(node.meta["val"].dtype for node in graph.nodes if node.op == "placeholder"),
+        coordinates=tuple(node.name for node in emitter.coordinates.values()),
+        outputs=tuple(layouts),
+        unruled=tuple(dict.fromkeys(state.unruled)),
     )
 
 
@@ -83,9 +92,7 @@ def _pin(node: fx.Node, mesh: Mesh) -> Layout:
     return from_entries(mesh, node.meta["val"].shape, spec.entries, spec.unreduced)
 
 
-def _enter(
-    graph: fx.Graph, state: Sweep, traced: Traced, inputs: Sequence[Layout], wanted: Sequence[Layout]
-) -> None:
+def _enter(graph: fx.Graph, state: Sweep, traced: Traced, inputs: Sequence[Layout], wanted: Sequence[Layout]) -> None:
     places = [node for node in graph.nodes if node.op == "placeholder"]
     entered = [state.emitter.placeholder(node.name) for node in places]
     for node, local, layout in zip(places, entered, inputs, strict=True):

@@ -27,18 +27,21 @@ class Outlook:
     outputs: dict[Key, Layout]
     layout_of: Callable[[Key], Layout | None]
 
-    def target(self, key: Key) -> tuple[Dim, ...] | None:
-        """The dims that consumers would like: the wish from below, else the layouts that sibling operands have."""
-        return self.wishes.get(key) or self._peek(key, 0)
+    def target(self, key: Key, *, near: bool = False) -> tuple[Dim, ...] | None:
+        """The dims that consumers would like: the wish from below, else the layouts that sibling operands have.
 
-    def _peek(self, key: Key, depth: int) -> tuple[Dim, ...] | None:
+        `near` asks element-wise consumers only: what a weight further down has is no reason to move an activation.
+        """
+        return self.wishes.get(key) or self._peek(key, 0, near)
+
+    def _peek(self, key: Key, depth: int, near: bool) -> tuple[Dim, ...] | None:
         for user in users_of(key[0])[key[1]]:
-            dims = self._peek_user(key, user, depth)
+            dims = self._peek_user(key, user, depth, near)
             if dims is not None and any(axes_of(dim) for dim in dims):
                 return dims
         return None
 
-    def _peek_user(self, key: Key, user: fx.Node, depth: int) -> tuple[Dim, ...] | None:
+    def _peek_user(self, key: Key, user: fx.Node, depth: int, near: bool) -> tuple[Dim, ...] | None:
         if user.op == "output":
             layout = self.outputs.get(key)
             return layout.dims if layout is not None else None
@@ -46,7 +49,7 @@ class Outlook:
             return self.pins[user].dims
         bound = self.calls(user)
         rule = bound.rule
-        if rule is None:
+        if rule is None or (near and not rule.elementwise):
             return None
         mine, opinions = None, []
         kinds = () if rule.alternative is None else ("whole",)  # an alternative would split those too
@@ -65,10 +68,26 @@ class Outlook:
         if any(axes_of(dim) for dim in dims):
             return dims
         if rule.elementwise and len(rule.outs) == 1 and depth < DEPTH:
-            below = self.wishes.get((user, 0)) or self._peek((user, 0), depth + 1)
+            below = self.wishes.get((user, 0)) or self._peek((user, 0), depth + 1, near)
             if below is not None:
                 return dims_for(rule, rule.ins[mine], opinion(rule, rule.outs[0], below, self.mesh), self.mesh)
         return None
+
+    def expected(self, key: Key) -> tuple[Dim, ...] | None:
+        """The dims of a value, or those it will have if it is a view of values that are computed."""
+        layout = self.layout_of(key)
+        if layout is not None:
+            return layout.dims
+        if key[0].op != "call_function" or key[0].target is constrain_op:
+            return None
+        bound = self.calls(key[0])
+        rule = bound.rule
+        if rule is None or not rule.elementwise or len(bound.operands) != 1 or rule.shape_only:
+            return None
+        below = self.expected(source_of(bound.operands[0]))
+        if below is None:
+            return None
+        return dims_for(rule, rule.outs[0], opinion(rule, rule.ins[0], below, self.mesh), self.mesh)
 
     def settled_layout(self, key: Key, layout: Layout) -> Layout:
         """Where a pending value is to be reduced to: its own dims, split further as its consumers are."""
@@ -88,7 +107,7 @@ class Outlook:
 
     def towards_target(self, key: Key, layout: Layout) -> Layout:
         """The layout with the splits that consumers have; other splits stay where they do not stand in the way."""
-        target = self.target(key)
+        target = self.target(key, near=True)
         if target is None or layout.pending:
             return layout
         wanted = {axis for dim in target for axis in axes_of(dim)}

@@ -255,17 +255,17 @@ class Sweep:
         for i in range(1, len(opinions)):
             order = [opinions[i], *opinions[:i], *opinions[i + 1 :], fill]
             choices.append(self._outcome(bound, combine(order, self.mesh)[0]))
-        if wish := self._wish(bound):
+        if wish := self._wish(bound, near=True):
             choices.append(self._outcome(bound, combine([wish, *opinions], self.mesh)[0]))
         for choice in choices:
             choice.moved = self._cost(bound, choice)
         return min(choices, key=lambda choice: choice.moved)
 
-    def _wish(self, bound: Bound) -> Opinion:
+    def _wish(self, bound: Bound, *, near: bool = False) -> Opinion:
         """What the consumers of the first result would like, if some factor is not settled or opinions clash."""
         rule = bound.rule
         assert rule is not None
-        target = self.outlook.target((bound.node, 0)) if rule.outs else None
+        target = self.outlook.target((bound.node, 0), near=near) if rule.outs else None
         return {} if target is None else opinion(rule, rule.outs[0], target, self.mesh)
 
     def _outcome(self, bound: Bound, assignment: Opinion) -> Choice:
@@ -318,9 +318,9 @@ class Sweep:
             return False
         opinions = []
         for place, operand in enumerate(bound.operands):
-            layout = self.layout_of(source_of(operand))
-            if layout is not None and place not in bound.rule.shape_only:
-                opinions.append(opinion(bound.rule, bound.rule.ins[place], layout.dims, self.mesh))
+            dims = self.outlook.expected(source_of(operand))
+            if dims is not None and place not in bound.rule.shape_only:
+                opinions.append(opinion(bound.rule, bound.rule.ins[place], dims, self.mesh))
         return combine(opinions, self.mesh)[1]
 
     def _run(self, bound: Bound, choice: Choice) -> None:
@@ -357,9 +357,7 @@ def is_key(operand: fx.Node) -> bool:
     return operand.meta["val"].dtype == torch.uint32
 
 
-def refuse_moves(
-    key: Key, source: Layout, target: Layout, dtype: torch.dtype, where: str | None, why: str
-) -> None:
+def refuse_moves(key: Key, source: Layout, target: Layout, dtype: torch.dtype, where: str | None, why: str) -> None:
     """`reshard="error"`: only the reductions of pending sums may communicate unasked."""
     steps = [step for plan in plans(source, target) for step in plan.steps if step.is_collective]
     refused = [step for step in steps if step.op not in ("all_reduce", "reduce_scatter")]
@@ -372,7 +370,7 @@ def refuse_moves(
                 f"why: {why}",
                 f"where: {where}" if where else "",
                 f"from {source!r} to {target!r}",
-                fix=f"lay the value out as {target!r} with in_specs or sp.constrain, or allow reshard=\"auto\" "
+                fix=f'lay the value out as {target!r} with in_specs or sp.constrain, or allow reshard="auto" '
                 f"({size} bytes per device and call)",
             )
         )

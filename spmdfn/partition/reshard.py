@@ -176,9 +176,7 @@ class _Planner:
                     axes = extra[-count:]
                     if j != i and wants[:count] == axes:
                         n = self._n(axes)
-                        self.steps.append(
-                            Step("all_to_all", tuple(axes), j, i, moved=(n - 1) / n * self._numel())
-                        )
+                        self.steps.append(Step("all_to_all", tuple(axes), j, i, moved=(n - 1) / n * self._numel()))
                         del self.now[i][-count:]
                         self.now[j] += axes
                         self.local[i] *= n

@@ -113,7 +113,7 @@ def normal_dim(dim: int, rank: int) -> int:
 class Cut:
     """One dim seen as (parts g) in tensors that have different numbers of parts.
 
-    The parts stay whole, g passes: q, k and v of a fused weight laid out as "(3 tp n)" are split without a move.
+    The parts stay whole, g passes: where (3 n) comes from dims 3 and n, its three pieces keep the axes that n has.
     """
 
     def __init__(self, factors: Factors, *multiples: int) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from spmdfn.partition.rule import Call, Local, Rule, register
 
-from ._factors import Factors, make
+from ._factors import Dim, Factors, make
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -31,7 +31,8 @@ def _kept(call: Call) -> Rule:
     """A rule for a result that must be made whole."""
     factors = Factors()
     shape = call.results[0].shape
-    return factors.rule([], [factors.dims("d", shape, whole=range(len(shape)))], elementwise=True)
+    numbers: list[list[Dim]] = [[] for _ in call.operands]  # tensors of rank 0
+    return factors.rule(numbers, [factors.dims("d", shape, whole=range(len(shape)))], elementwise=True)
 
 
 @register(
@@ -147,13 +148,18 @@ def eye(call: Call) -> Rule:
     return _made(call, local, contiguous=True)
 
 
+WINDOWS = [getattr(aten, f"{name}_window") for name in ("hann", "hamming", "blackman", "bartlett", "kaiser")]
+
+
 @register(
-    aten.linspace.default,
-    aten.logspace.default,
     aten.tril_indices.default,
     aten.triu_indices.default,
-    aten.hann_window.default,
-    aten.hamming_window.default,
+    *(
+        op
+        for packet in (aten.linspace, aten.logspace, *WINDOWS)
+        for op in (getattr(packet, overload) for overload in packet.overloads())
+        if not op._schema.is_mutable
+    ),
 )
 def made_whole(call: Call) -> Rule:
     """Rounding (or the counting of indices) depends on the whole."""

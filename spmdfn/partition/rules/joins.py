@@ -162,3 +162,14 @@ def pixel_shuffle(call: Call) -> Rule:
     r, s = factors.whole("r", scale), factors.whole("s", scale)
     terms = [[*lead, c + r + s, h, w], [*lead, c, h + r, w + s]][:: 1 if shuffles else -1]
     return factors.rule(terms[:1], terms[1:], linear=linear_groups(call, call.operands), elementwise=True)
+
+
+@register(aten.channel_shuffle.default)
+def channel_shuffle(call: Call) -> Rule:
+    """`b (g c) .. -> b (c g) ..`, with g whole."""
+    factors = Factors()
+    shape, count = call.operands[0].shape, call.args[1]
+    groups, channels = factors.whole("g", count), factors.new("c", shape[1] // count)
+    ins = with_cut(factors, shape, 1, groups + channels)
+    outs = with_cut(factors, shape, 1, channels + groups)
+    return factors.rule([ins], [outs], linear=linear_groups(call, call.operands), elementwise=True)

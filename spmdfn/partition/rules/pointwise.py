@@ -22,7 +22,8 @@ UNTAGGED = """
     rsub polar complex hardswish hardswish_backward hardsigmoid_backward hardtanh_backward elu_backward
     leaky_relu_backward log_sigmoid_forward log_sigmoid_backward mish_backward softplus_backward softshrink_backward
     hardshrink_backward _prelu_kernel _prelu_kernel_backward rrelu_with_noise_backward _conj _conj_copy _neg_view
-    _neg_view_copy resolve_conj resolve_neg __and__ __or__ isreal real imag infinitely_differentiable_gelu_backward
+    _neg_view_copy resolve_conj resolve_neg __and__ __or__ _lazy_clone isreal real imag
+    infinitely_differentiable_gelu_backward
 """
 UNTAGGED_PRIMS = """
     log cbrt bessel_i1e gt asinh where round atan2 bessel_j1 bessel_i1 bessel_i0 bitwise_and ndtri pow cosh add eq
@@ -37,8 +38,8 @@ UNTAGGED_PRIMS = """
 LINEAR = {
     name: groups
     for groups, names in {
-        "self": "neg positive clone alias alias_copy detach detach_copy lift lift_fresh lift_fresh_copy _to_copy "
-        "conj_physical _conj_physical _conj _conj_copy _neg_view _neg_view_copy resolve_conj resolve_neg real imag "
+        "self": "neg positive clone alias alias_copy detach detach_copy lift lift_fresh lift_fresh_copy "
+        "_lazy_clone _to_copy conj_physical _conj_physical _conj _conj_copy _neg_view _neg_view_copy resolve_conj resolve_neg real imag "
         "deg2rad rad2deg mul.Scalar div.Scalar div.Tensor true_divide.Scalar true_divide.Tensor ldexp.Tensor",
         "a": "prims.convert_element_type prims.view_of prims.device_put prims.copy_strided prims.conj",
         "self | other": "mul.Tensor",

@@ -1,7 +1,6 @@
 """Rules for ops that cut a range or a row out of a dim: slice, select, narrow, their scatters and backwards.
 
-A cut at multiples of g sees a dim as (parts g): the parts stay whole, g passes. So q, k and v of a fused weight laid
-out as "(3 tp n)" are split without moving anything.
+A cut at multiples of g sees a dim as (parts g): the parts stay whole, g passes.
 """
 
 from __future__ import annotations

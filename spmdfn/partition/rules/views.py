@@ -1,4 +1,4 @@
-"""Rules for ops that regroup, permute or repeat dims: view, permute, expand, repeat, unfold, flip, bit casts."""
+"""Rules for ops that regroup, permute or repeat dims: view, permute, expand, repeat, unfold, bit casts."""
 
 from __future__ import annotations
 
@@ -253,18 +253,6 @@ def unfold_backward(call: Call) -> Rule:
         return aten.unfold_backward.default(grad, list(ctx.out_shape()), *args, **kwargs)
 
     return factors.rule([ins], [outs], linear=linear_groups(call, call.operands), local=local)
-
-
-@register(aten.flip.default, aten.roll.default, prims.rev.default)
-def flip(call: Call) -> Rule:
-    """The flipped or rolled dims stay whole."""
-    factors = Factors()
-    shape = call.operands[0].shape
-    moved = call.args[2] if call.op is aten.roll.default and len(call.args) > 2 else call.arg("dims")
-    if call.op is aten.roll.default and not moved:
-        moved = range(len(shape))
-    dims = factors.dims("d", shape, whole=[normal_dim(dim, len(shape)) for dim in moved])
-    return factors.rule([dims], [dims], linear=linear_groups(call, call.operands), elementwise=True)
 
 
 @register(aten.view.dtype, aten.view_copy.dtype, prims.view_of_dtype.default)
