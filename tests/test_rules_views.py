@@ -92,6 +92,8 @@ VIEWS = [
     (aten.unfold_backward.default, (t(4, 3, 4), [4, 8], 1, 4, 2), "d0", "d1 d2 whole"),
     (aten.flip.default, (t(4, 8), [-1]), "d0", "d1"),
     (aten.flip.default, (t(4, 8), []), "d0 d1", ""),
+    (aten.rot90.default, (t(4, 8, 2), 1, [0, -1]), "d1", "d0 d2"),
+    (aten.rot90.default, (t(4, 8), 2), "", "d0 d1"),
     (prims.rev.default, (t(4, 8), [0]), "d1", "d0"),
     (aten.roll.default, (t(4, 8), [3], [1]), "d0", "d1"),
     (aten.roll.default, (t(4, 8), [3]), "", "d0 d1"),
@@ -154,6 +156,7 @@ PADS = [
     (aten.replication_pad1d.default, (t(2, 4, 8), [1, 2]), "d0 d1", ""),
     (aten.replication_pad2d_backward.default, (t(2, 5, 11), t(2, 4, 8), [1, 2, 0, 1]), "d0", ""),
     (aten.pixel_shuffle.default, (t(2, 16, 4, 6), 2), "d0 c h w", "r s"),
+    (aten.channel_shuffle.default, (t(2, 12, 4), 3), "d0 d2 c", "g"),
     (aten.pixel_unshuffle.default, (t(4, 8, 4), 2), "c h w", "r s"),
 ]
 UNARY = [*VIEWS, *DIAGONALS, *CUTS, *SPLITS, *PADS]
@@ -340,6 +343,12 @@ def test_a_block_of_a_range_is_equal_to_the_bit(op, dtype):
         for n in (2, 4, 8):
             blocks = [rule.local(Block(rule, "d0", n, i), *args, dtype=dtype) for i in range(n)]
             assert torch.equal(torch.cat(blocks), whole)
+
+
+def test_numbers_in_tensors():
+    """The ends of a range may be tensors of rank 0."""
+    rule = verify(aten.linspace.Tensor_Scalar, torch.tensor(1.0), 2.0, 8)
+    assert rule.ins == ((),) and rule.kind("d0") == "whole"
 
 
 NEW = [
