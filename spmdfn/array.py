@@ -1,24 +1,27 @@
-"""`Array`: one global tensor, kept as the blocks that this process's devices hold, and the movers in and out of it."""
+"""`Array`: one global tensor, kept as the blocks that this process's devices hold."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 
-from ._compat import make_wrapper, no_functorch
+from ._compat import make_wrapper, no_dispatch_modes, no_functorch
+from .backends.base import backend_of
+from .blocks import assemble, global_shape
 from .errors import SpecError, SpmdError, message
 from .layout import Layout, from_entries
-from .mesh import Mesh, resolve_mesh
-from .spec import P, Spec, describe, dtype_name, resolve
+from .mesh import Mesh
+from .spec import P, Resolved, Spec, describe, dtype_name, resolve
 
 
 class Array(torch.Tensor):
     """A global tensor laid out over a mesh. `shards` are this process's blocks, row-major by mesh coordinate.
 
-    Made by `shard`, `make_array`, `Array.from_shards` and transformed functions. It has the global `shape`.
+    Made by `shard`, `make_array`, `from_local`, `Array.from_shards` and transformed functions. It has the global
+    `shape`; a torch operation on it outside a transform raises SpmdError.
 
     >>> import torch, spmdfn as sp
     >>> mesh = sp.make_mesh((2,), ("dp",))
@@ -35,20 +38,23 @@ class Array(torch.Tensor):
     _layout: Layout
     _spec: P | None
     _device: torch.device
+    # what a program is chosen by, kept ready for the next call
+    _kind: tuple[Layout, torch.dtype, str]
 
     @staticmethod
     def __new__(cls, shards: Sequence[torch.Tensor], layout: Layout, spec: P | None = None) -> Array:
+        dtype, device = shards[0].dtype, shards[0].device
         with no_functorch():
-            like = torch.empty(layout.shape, dtype=shards[0].dtype, device="meta")
-            array = make_wrapper(cls, like, shards[0].device)
-        array._blocks, array._layout, array._spec, array._device = list(shards), layout, spec, shards[0].device
+            array = make_wrapper(cls, _like(layout.shape, dtype), device)
+        array._blocks, array._layout, array._spec, array._device = list(shards), layout, spec, device
+        array._kind = (layout, dtype, device.type)
         return array
 
     def __init__(self, shards: Sequence[torch.Tensor], layout: Layout, spec: P | None = None):
         pass
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is torch.ops.prim.device.default:
             return args[0].device
         if func is torch.ops.aten.detach.default:
@@ -56,7 +62,7 @@ class Array(torch.Tensor):
         raise SpmdError(
             message(
                 f"{func} on an Array outside a transform",
-                *(f"operand: {a!r}" for a in args if isinstance(a, Array)),
+                f"operands: {', '.join(map(repr, _arrays((*args, *(kwargs or {}).values()))))}",
                 fix="put the operation in a function decorated with sp.spmd_jit, or take the tensor by sp.unshard(x)",
             )
         )
@@ -65,80 +71,104 @@ class Array(torch.Tensor):
     def from_shards(cls, shards: Sequence[torch.Tensor], spec: Spec, mesh: Mesh) -> Array:
         """The Array whose blocks are `shards`, one a device of this process, row-major by mesh coordinate.
 
-        Raises SpecError if their number, shapes or dtypes do not fit the spec.
+        Over the axes of `unreduced` the blocks are summed; over any other axis that splits no dim they must be equal
+        (not checked). Raises SpecError if their number, shapes or dtypes do not fit the spec.
 
         >>> import torch, spmdfn as sp
         >>> mesh = sp.make_mesh((2,), ("dp",))
         >>> sp.Array.from_shards([torch.zeros(1, 3), torch.ones(1, 3)], sp.P("dp"), mesh)
         f32[2@dp, 3]
+        >>> sp.Array.from_shards([torch.ones(3), torch.ones(3)], sp.P(unreduced={"dp"}), mesh).unshard()
+        tensor([2., 2., 2.])
         """
-        shards = list(shards)
-        if len(shards) != mesh.size:
+        backend_of(mesh)  # says so if it holds no data
+        blocks = list(shards)
+        if len(blocks) != mesh.size:
             raise SpecError(
-                message(f"{len(shards)} shards for {mesh.size} devices", f"mesh: {mesh!r}", fix="give one per device")
+                message(f"{len(blocks)} shards for {mesh.size} devices", f"mesh: {mesh!r}", fix="give one per device")
             )
-        if len({(tuple(s.shape), s.dtype) for s in shards}) != 1:
+        for place, block in enumerate(blocks):
+            if not isinstance(block, torch.Tensor) or isinstance(block, Array):
+                raise SpecError(
+                    message(f"shard {place} is {block!r}, a {type(block).__name__}", fix="give plain torch tensors")
+                )
+        if len({(tuple(block.shape), block.dtype) for block in blocks}) != 1:
             raise SpecError(
                 message(
                     "the shards differ in shape or dtype",
-                    f"shards: {[(tuple(s.shape), str(s.dtype)) for s in shards]}",
+                    f"shards: {[(tuple(block.shape), str(block.dtype)) for block in blocks]}",
                     fix="every device's block has the same shape and dtype",
                 )
             )
-        shape = _global_shape(tuple(shards[0].shape), spec, mesh)
+        shape = global_shape(blocks[0].shape, spec, mesh)
         resolved = resolve(spec, shape, mesh)
-        return cls(shards, from_entries(mesh, shape, *resolved), P(*resolved.entries, unreduced=resolved.unreduced))
+        return cls([block.detach() for block in blocks], from_entries(mesh, shape, *resolved), spec_of(resolved))
 
     @property
     def spec(self) -> P:
-        """The layout as a `P`, one entry a dim."""
-        if self._spec is not None:
-            return self._spec
-        entries = self._layout.entries
-        assert entries is not None
-        return P(*entries, unreduced=self._layout.pending_axes)
+        """The layout as a `P`, one entry a dim: as it was asked for, axes of size 1 too, or as it came out."""
+        if self._spec is None:
+            assert self._layout.entries is not None
+            self._spec = P(*self._layout.entries, unreduced=self._layout.pending_axes)
+        return self._spec
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
+        """The device of the blocks."""
         return self._device
 
     @property
     def mesh(self) -> Mesh:
+        """The mesh that the Array lies on."""
         return self._layout.mesh
 
     @property
     def shards(self) -> tuple[torch.Tensor, ...]:
         """This process's blocks, row-major by mesh coordinate. SpmdError once the Array was donated."""
-        if self._blocks is None:
-            raise SpmdError(
-                message(
-                    "this Array was donated to a call and holds no data any more",
-                    f"array: {self!r}",
-                    fix="use the function's result instead, or leave the argument out of donate_argnums",
-                )
-            )
-        return tuple(self._blocks)
+        return tuple(blocks_of(self))
 
     def unshard(self) -> torch.Tensor:
-        """The whole tensor, a plain torch tensor; a pending sum is summed."""
-        return assemble(self.shards, self._layout)
+        """The whole tensor, a new plain torch tensor; a pending sum is summed."""
+        with no_functorch(), no_dispatch_modes(), torch.no_grad():  # a known value, also while something is traced
+            return assemble(self.shards, self._layout)
 
     def item(self) -> Any:
-        """The value of a one-element Array as a Python number."""
-        return self.unshard().item()
+        """The value of a one-element Array as a Python number; RuntimeError for more elements."""
+        whole = self.unshard()
+        with no_functorch(), no_dispatch_modes():
+            return whole.item()
 
     def numpy(self, *, force: bool = False) -> Any:
         """The whole tensor as a numpy array."""
         return self.unshard().numpy(force=force)
 
     def tolist(self) -> Any:
-        return self.unshard().tolist()
+        """The whole tensor as nested lists of numbers."""
+        whole = self.unshard()
+        with no_functorch(), no_dispatch_modes():
+            return whole.tolist()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        whole = self.numpy()
+        return whole if dtype is None else whole.astype(dtype)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise SpmdError(
+            message(
+                "an Array cannot be iterated over outside a transform",
+                f"array: {self!r}",
+                fix="iterate in a function decorated with sp.spmd_jit, or over sp.unshard(x)",
+            )
+        )
 
     def __float__(self) -> float:
         return float(self.item())
 
     def __int__(self) -> int:
         return int(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
 
     def __bool__(self) -> bool:
         return bool(self.item())
@@ -147,25 +177,63 @@ class Array(torch.Tensor):
         return self.item().__index__()
 
     def __format__(self, how: str) -> str:
-        return format(self.item(), how) if how and not self.shape else format(repr(self), how)
+        """A scalar's value, as torch has it (`f"{loss:.3f}"`); the text of `repr` for any other."""
+        return format(repr(self) if self._layout.dims else self.item(), how)
 
-    def __repr__(self, **_: Any) -> str:
-        return describe(self.spec.entries, self.shape, str(self.dtype), self.spec.unreduced)
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        spec = self.spec
+        return describe(spec.entries, self._layout.shape, str(self._kind[1]), spec.unreduced)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return Array.from_shards, (list(self.shards), self.spec, self.mesh)
 
     def __deepcopy__(self, memo: Any) -> Array:
-        return Array([block.clone() for block in self.shards], self._layout, self._spec)
+        copies = {id(block): block.clone() for block in self.shards}
+        return Array([copies[id(block)] for block in self.shards], self._layout, self._spec)
+
+
+@lru_cache(maxsize=4096)
+def _like(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    with no_dispatch_modes(), torch.inference_mode(False):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _arrays(values: Sequence[Any]) -> list[Array]:
+    found = []
+    for value in values:
+        if isinstance(value, Array):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _arrays(value)
+    return found
 
 
 def layout_of(array: Array) -> Layout:
+    """The layout behind an Array's spec: axes of size 1 are left out."""
     return array._layout
+
+
+def spec_of(resolved: Resolved) -> P:
+    """The spec that an Array laid out so has: one entry a dim."""
+    return P(*resolved.entries, unreduced=resolved.unreduced)
+
+
+def blocks_of(array: Array) -> list[torch.Tensor]:
+    """A new list of this process's blocks; SpmdError once the Array was donated."""
+    if array._blocks is None:
+        raise SpmdError(
+            message(
+                "this Array was donated to a call and holds no data any more",
+                f"array: {array!r}",
+                fix="use the function's result instead, or leave the argument out of donate_argnums",
+            )
+        )
+    return list(array._blocks)
 
 
 def donate(array: Array) -> list[torch.Tensor]:
     """Take the blocks out of an Array for good."""
-    blocks = list(array.shards)
+    blocks = blocks_of(array)
     array._blocks = None
     return blocks
 
@@ -183,100 +251,3 @@ def typeof(x: Any) -> str:
     if isinstance(x, Array):
         return repr(x)
     return f"{dtype_name(str(x.dtype))}[{', '.join(map(str, x.shape))}]"
-
-
-def make_array(
-    shape: Sequence[int],
-    spec: Spec,
-    callback: Callable[[tuple[slice, ...]], torch.Tensor],
-    *,
-    mesh: Mesh | None = None,
-    dtype: torch.dtype | None = None,
-) -> Array:
-    """An Array whose blocks a callback makes: it gets a tuple of slices, once per distinct block of this process.
-
-    `dtype`: what the callback's tensors are cast to (default: as they are). Raises SpecError if a block has another shape.
-
-    >>> import torch, spmdfn as sp
-    >>> mesh = sp.make_mesh((2, 2), ("dp", "tp"))
-    >>> sp.make_array((4,), sp.P("dp"), lambda index: torch.arange(4.)[index], mesh=mesh)
-    f32[4@dp]
-    """
-    mesh = resolve_mesh(mesh)
-    shape = tuple(shape)
-    resolved = resolve(spec, shape, mesh)
-    if resolved.unreduced:
-        raise SpecError(message("make_array makes no pending sums", f"spec: {spec!r}", fix="leave out unreduced"))
-    layout = from_entries(mesh, shape, resolved.entries)
-    made: dict[tuple[slice, ...], torch.Tensor] = {}
-    blocks = []
-    for device in mesh.devices:
-        boxes = iter(layout.box(mesh.coordinates(device)))
-        index = tuple(slice(start, start + n) for start, n in ((0, 1) if not d else next(boxes) for d in layout.dims))
-        if index not in made:
-            block = torch.as_tensor(callback(index), dtype=dtype)
-            if tuple(block.shape) != layout.local_shape:
-                raise SpecError(
-                    message(
-                        f"the callback made a block of shape {tuple(block.shape)}, not {layout.local_shape}",
-                        f"index: {index}",
-                        f"shape: {shape}",
-                        fix="return the part of the tensor that the slices name",
-                    )
-                )
-            made[index] = block
-        blocks.append(made[index])
-    return Array(blocks, layout, P(*resolved.entries))
-
-
-def take(tensor: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
-    """The blocks of a whole tensor, one a device: views of it. A pending sum lies on the first device of its axes."""
-    factors = [factor.size for factor in layout.factors]
-    whole = tensor.reshape(factors)
-    mesh = layout.mesh
-    blocks = []
-    for device in mesh.devices:
-        coordinates = mesh.coordinates(device)
-        block = whole
-        for dim, (start, length) in enumerate(layout.box(coordinates)):
-            if length != factors[dim]:
-                block = block.narrow(dim, start, length)
-        block = block.reshape(layout.local_shape)
-        place = dict(zip(mesh.axis_names, coordinates, strict=True))
-        blocks.append(torch.zeros_like(block) if any(place[axis] for axis in layout.pending_axes) else block)
-    return blocks
-
-
-def assemble(blocks: Sequence[torch.Tensor], layout: Layout) -> torch.Tensor:
-    """The whole tensor from every device's block: the inverse of `take`."""
-    if layout.is_whole:
-        return blocks[0].clone()
-    mesh = layout.mesh
-    whole = blocks[0].new_empty([factor.size for factor in layout.factors])
-    matter = layout.axes | layout.pending_axes
-    for device, block in zip(mesh.devices, blocks, strict=True):
-        place = dict(zip(mesh.axis_names, mesh.coordinates(device), strict=True))
-        if any(at for axis, at in place.items() if axis not in matter):
-            continue
-        boxes = layout.box(mesh.coordinates(device))
-        target = whole
-        for dim, (start, length) in enumerate(boxes):
-            target = target.narrow(dim, start, length)
-        block = block.reshape([length for _, length in boxes])
-        if any(place[axis] for axis in layout.pending_axes):
-            target += block
-        else:
-            target.copy_(block)
-    return whole.reshape(layout.shape)
-
-
-def _global_shape(local: tuple[int, ...], spec: Spec, mesh: Mesh) -> tuple[int, ...]:
-    """The global shape of which every block has the given shape. A pattern is fitted dim by dim."""
-    if not isinstance(spec, str):
-        entries = (spec.entries if spec is not None else ()) + ((),) * len(local)
-        return tuple(n * math.prod(mesh.shape[a] for a in axes) for n, axes in zip(local, entries, strict=False))
-    from .pattern import read
-
-    before, after = read(spec, mesh)
-    terms = list(before) + [None] * (len(local) - len(before) - len(after or ())) + list(after or ())
-    return tuple(n * math.prod(mesh.shape[a] for a in (t.axes if t else ())) for n, t in zip(local, terms, strict=True))

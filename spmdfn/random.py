@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from . import threefry as core
-from .jit import constrain, in_trace, spmd_jit
+from ._compat import transforms_active
+from .jit import spmd_jit
+from .movers import constrain
 from .spec import Spec
 from .threefry import key as key
 from .threefry.keys import check_key, check_shape
@@ -155,7 +157,7 @@ def _draw(sampler: Callable[..., Tensor], spec: Spec, **values: Any) -> Tensor:
     check_key(values["key"], sampler.__name__)
     if spec is None:
         return sampler(**values)
-    if in_trace():
+    if transforms_active():
         return constrain(sampler(**values), spec)
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     fixed = tuple((name, value) for name, value in values.items() if name not in tensors)

@@ -1,8 +1,10 @@
-"""The arguments of one call as leaves: which are tensors, what they are called, and which spec each has."""
+"""The arguments of one call as leaves: what each is called, and which spec it has. Built once for each function."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,45 +15,18 @@ import optree
 import torch
 
 from .errors import SpecError, TracingError, message
-from .spec import P, Spec
-from .tree import broadcast_specs, flatten, leaf_paths, unflatten
+from .spec import P, Spec, with_context
+from .tree import broadcast_specs, leaf_paths, unflatten
 
-UNSET = "unset"
-"""Stands for a spec that nobody gave: the argument's own layout."""
+_LEAF = object()
 
 
 class Leaf(typing.NamedTuple):
-    """A tensor argument: its human name, its spec, and whether that is a pattern for the whole argument."""
+    """A leaf of the arguments: its human name, its spec, and whether that is a pattern for the whole argument."""
 
     name: str
     spec: Spec
     shares_names: bool
-
-
-@dataclass(frozen=True)
-class Bound:
-    """One call's arguments: dynamic leaves are tensors, the rest is static and part of the cache key."""
-
-    leaves: list[Any]
-    treedef: optree.PyTreeSpec
-    is_tensor: tuple[bool, ...]
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        return [leaf for leaf, dynamic in zip(self.leaves, self.is_tensor, strict=True) if dynamic]
-
-    @property
-    def statics(self) -> tuple[Any, ...]:
-        return tuple(
-            _typed(leaf) for leaf, dynamic in zip(self.leaves, self.is_tensor, strict=True) if not dynamic
-        )
-
-    def rebuild(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The (args, kwargs) with other tensors in the places of the dynamic leaves."""
-        new = iter(tensors)
-        leaves = [next(new) if dynamic else leaf for leaf, dynamic in zip(self.leaves, self.is_tensor, strict=True)]
-        args, kwargs = unflatten(self.treedef, [leaf.value if isinstance(leaf, Static) else leaf for leaf in leaves])
-        return args, kwargs
 
 
 @dataclass(frozen=True)
@@ -61,39 +36,99 @@ class Static:
     value: Any
 
 
-def _typed(leaf: Any) -> Any:
-    """1, 1.0 and True are equal but not the same argument; nan is unequal to itself but is."""
-    return (type(leaf), repr(leaf)) if isinstance(leaf, float) else (type(leaf), leaf)
+def static_key(value: Any) -> Any:
+    """A hashable that is equal for the same static value only: 1, 1.0 and True differ, a nan is the same nan."""
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)
+    if isinstance(value, tuple):
+        return type(value), tuple([static_key(item) for item in value])
+    if isinstance(value, Static):
+        return Static, static_key(value.value)
+    return type(value), value
 
 
 class Signature:
-    """How calls of one function bind: parameter names, static arguments, specs by parameter or `Annotated`."""
+    """How calls of one function bind: parameter names, static and donated arguments, specs by parameter."""
 
-    def __init__(self, function: Callable[..., Any], static_argnums: Sequence[int], static_argnames: Sequence[str]):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        static_argnums: Sequence[int] = (),
+        static_argnames: Sequence[str] = (),
+        donate_argnums: Sequence[int] = (),
+    ):
         self.function = function
-        self.static_argnums = frozenset(static_argnums)
-        self.static_argnames = frozenset(static_argnames)
-
-    @cached_property
-    def _signature(self) -> inspect.Signature | None:
         try:
-            return inspect.signature(self.function)
+            self._signature: inspect.Signature | None = inspect.signature(function)
         except (TypeError, ValueError):
-            return None
+            self._signature = None
+        kinds = inspect.Parameter
+        parameters = self._signature.parameters if self._signature else {}
+        self.names = frozenset(parameters)
+        self.positional = tuple(
+            name for name, p in parameters.items() if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+        )
+        self.rest = next((name for name, p in parameters.items() if p.kind is kinds.VAR_POSITIONAL), None)
+        self.takes_any_name = not parameters or any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())
+        self._static = self._places(static_argnums, static_argnames, "static_argn")
+        self._donated = self._places(donate_argnums, (), "donate_argn")
+        if both := self._static & self._donated:
+            raise SpecError(message(f"{self.label}: argument {min(both, key=str)} is both static and donated"))
+
+    def _places(self, numbers: Sequence[int], names: Sequence[str], option: str) -> frozenset[int | str]:
+        """Arguments given by number or name, as both: a call may pass them either way. Negative numbers count back."""
+        places: set[int | str] = set()
+        known = len(self.positional)
+        for number in numbers:
+            place = number + known if number < 0 else number
+            if place < 0 or (place >= known and self.rest is None and self._signature is not None):
+                raise self._no_such(f"{option}ums has {number}")
+            places.add(place)
+            if place < known:
+                places.add(self.positional[place])
+        for name in names:
+            if name not in self.names and not self.takes_any_name:
+                raise self._no_such(f"{option}ames has {name!r}")
+            places.add(name)
+            if name in self.positional:
+                places.add(self.positional.index(name))
+        return frozenset(places)
+
+    def _no_such(self, what: str) -> SpecError:
+        return SpecError(
+            message(
+                f"{self.label} has no such parameter: {what}",
+                f"parameters: {self._listed}",
+                fix="name one of them",
+            )
+        )
+
+    @property
+    def _listed(self) -> str:
+        return "unknown" if self._signature is None else ", ".join(self._signature.parameters) or "none"
 
     @cached_property
-    def _positional(self) -> tuple[str, ...]:
-        if self._signature is None:
-            return ()
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return tuple(name for name, p in self._signature.parameters.items() if p.kind in kinds)
+    def label(self) -> str:
+        """What errors call the function."""
+        function = self.function
+        while isinstance(function, functools.partial):
+            function = function.func
+        full, name = getattr(function, "__qualname__", ""), getattr(function, "__name__", "")
+        return full.replace("<locals>.", "") if full.endswith(name) and full else name or type(function).__qualname__
 
     @cached_property
     def annotated(self) -> dict[str, Spec]:
-        """Patterns and `P`s in `Annotated` parameter types, by parameter name ("return" for the result)."""
+        """Patterns and `P`s in `Annotated` types, by parameter name ("return" for the result)."""
+        function = self.function
+        while isinstance(function, functools.partial):
+            function = function.func
+        if not hasattr(function, "__annotations__"):
+            function = type(function).__call__
         try:
-            hints = typing.get_type_hints(self.function, include_extras=True)
-        except (NameError, TypeError):
+            hints = typing.get_type_hints(function, include_extras=True)
+        except NameError:
+            hints = {name: _evaluated(hint, name, function) for name, hint in function.__annotations__.items()}
+        except TypeError:
             return {}
         found: dict[str, Spec] = {}
         for name, hint in hints.items():
@@ -102,103 +137,157 @@ class Signature:
                     found[name] = extra
         return found
 
-    def parameter(self, position: int) -> str:
-        return self._positional[position] if position < len(self._positional) else f"args[{position}]"
+    # one call
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound:
-        """Bind a call. TracingError if a static argument cannot be hashed."""
-        if kwargs and self._signature is not None:
-            self._signature.bind(*args, **kwargs)  # the user's own TypeError, before any tracing
-        args = tuple(
-            self._static(value, self.parameter(i)) if i in self.static_argnums or self._named_static(i) else value
-            for i, value in enumerate(args)
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], optree.PyTreeSpec]:
+        """The leaves of a call and their structure; static arguments are one `Static` leaf each."""
+        static = self._static
+        if static:
+            args = tuple([Static(value) if i in static else value for i, value in enumerate(args)])
+            if kwargs:
+                kwargs = {name: Static(value) if name in static else value for name, value in kwargs.items()}
+        return optree.tree_flatten((args, kwargs))
+
+    def call(self, treedef: optree.PyTreeSpec, leaves: Sequence[Any]) -> Any:
+        """Call the function with these leaves."""
+        args, kwargs = unflatten(treedef, [leaf.value if isinstance(leaf, Static) else leaf for leaf in leaves])
+        return self.function(*args, **kwargs)
+
+    def check(self, treedef: optree.PyTreeSpec, leaves: Sequence[Any]) -> None:
+        """Before a trace: TypeError, Python's own, if the arguments do not bind; TracingError for a wrong static."""
+        args, kwargs = unflatten(treedef, leaves)
+        if self._signature is not None:
+            self._signature.bind(*args, **kwargs)
+        for place, leaf in enumerate(leaves):
+            declared = isinstance(leaf, Static)
+            value = leaf.value if declared else leaf
+            if isinstance(value, torch.Tensor):
+                if declared:
+                    what, fix = "is a tensor", "leave it out of static_argnums and static_argnames: tensors are traced"
+                    raise TracingError(self._wrong_static(treedef, place, value, what, fix))
+                continue
+            try:
+                hash(static_key(value))
+            except TypeError:
+                fix = "pass a hashable value (a tuple for a list, a frozen dataclass), or tensors (torch.as_tensor)"
+                raise TracingError(self._wrong_static(treedef, place, value, "cannot be hashed", fix)) from None
+
+    def _wrong_static(self, treedef: optree.PyTreeSpec, place: int, value: Any, what: str, fix: str) -> str:
+        text = repr(value)
+        return message(
+            f"{self.label}: the static argument {self.leaf_names(treedef)[place]} {what}",
+            f"value: {text if len(text) < 200 else text[:200] + '...'}, a {type(value).__name__}",
+            "what is no tensor is static: part of the key by which programs are found",
+            fix=fix,
         )
-        kwargs = {k: self._static(v, k) if k in self.static_argnames else v for k, v in kwargs.items()}
-        leaves, treedef = flatten((args, kwargs))
-        is_tensor = tuple([isinstance(leaf, torch.Tensor) for leaf in leaves])
-        bound = Bound(leaves, treedef, is_tensor)
-        for i, leaf in enumerate(leaves):
-            if not is_tensor[i] and not isinstance(leaf, Static):
-                _check_hashable(leaf, lambda i=i: self.names(bound, every=True)[i])
-        return bound
 
-    def _named_static(self, position: int) -> bool:
-        return bool(self.static_argnames) and self.parameter(position) in self.static_argnames
+    # names and specs: looked at once for each new signature
 
-    @staticmethod
-    def _static(value: Any, name: str) -> Static:
-        _check_hashable(value, lambda: name)
-        return Static(value)
+    def parameter(self, position: int) -> str:
+        """The name of a positional argument."""
+        if position < len(self.positional):
+            return self.positional[position]
+        return f"{self.rest or 'args'}[{position - len(self.positional)}]"
 
-    def names(self, bound: Bound, *, every: bool = False) -> list[str]:
-        """The human name of each tensor leaf (or of every leaf): parameter and tree path, like "params['w']"."""
-        names = []
-        for path, dynamic in zip(leaf_paths(bound.treedef), bound.is_tensor, strict=True):
-            if every or dynamic:
-                group, _, rest = path[1:].partition("]")
-                inner, _, tail = rest[1:].partition("]")
-                names.append((self.parameter(int(inner)) if group == "0" else inner.strip("'")) + tail)
-        return names
+    def leaf_names(self, treedef: optree.PyTreeSpec) -> list[str]:
+        """The human name of every leaf: parameter and tree path, like "params['w']"."""
+        return [name + tail for _, name, tail in self._leaf_arguments(treedef)]
 
-    def specs(self, bound: Bound, in_specs: Any, name: str) -> list[Leaf]:
-        """The spec of each tensor leaf. `in_specs`: a prefix of the argument tuple, or a dict by parameter name."""
-        args, kwargs = bound.treedef.children()
-        args, kwargs = (optree.tree_unflatten(tree, [_LEAF] * tree.num_leaves) for tree in (args, kwargs))
-        by_name = self._by_name(in_specs)
-        if by_name is not None:
-            per_arg = [by_name.get(self.parameter(i), UNSET) for i in range(len(args))]
-        elif isinstance(in_specs, tuple):
-            per_arg = list(in_specs[: len(args)])
-            self._check_count(in_specs, len(args), kwargs, name)
-            by_name = {self.parameter(i): spec for i, spec in enumerate(in_specs)}
-        else:
-            per_arg, by_name = [in_specs] * len(args), dict.fromkeys(kwargs, in_specs)
-        groups = [(value, spec, f"{name}[{i}]", i) for i, (value, spec) in enumerate(zip(args, per_arg, strict=True))]
-        for key in sorted(kwargs):
-            groups.append((kwargs[key], by_name.get(key, UNSET), f"{name}[{key!r}]", key))
+    def donated(self, treedef: optree.PyTreeSpec) -> tuple[int, ...]:
+        """The places of the leaves that belong to donated arguments."""
+        arguments = self._leaf_arguments(treedef) if self._donated else []
+        return tuple(place for place, (argument, _, _) in enumerate(arguments) if argument in self._donated)
+
+    def _leaf_arguments(self, treedef: optree.PyTreeSpec) -> list[tuple[int | str, str, str]]:
+        """For every leaf its argument (position or keyword), that one's name, and the path within it."""
+        found: list[tuple[int | str, str, str]] = []
+        for path in leaf_paths(treedef):
+            group, _, rest = path[1:].partition("]")
+            inner, _, tail = rest[1:].partition("]")
+            keyword = inner.strip("'")
+            found.append((int(inner), self.parameter(int(inner)), tail) if group == "0" else (keyword, keyword, tail))
+        return found
+
+    def specs(self, treedef: optree.PyTreeSpec, in_specs: Any) -> list[Leaf]:
+        """Name and spec of every leaf. SpecError, with the path, if `in_specs` does not fit the arguments."""
+        args, kwargs = unflatten(treedef, [_LEAF] * treedef.num_leaves)
+        per_argument = self._per_argument(in_specs, args, kwargs)
+        names = iter(self.leaf_names(treedef))
         leaves: list[Leaf] = []
-        names = iter(self.names(bound, every=True))
-        for value, spec, path, _ in groups:
-            given = broadcast_specs(spec, value, name=path)
-            shares = isinstance(spec, str) and spec is not UNSET
-            leaves += [Leaf(next(names), one, shares) for one in given]
-        return [leaf for leaf, dynamic in zip(leaves, bound.is_tensor, strict=True) if dynamic]
+        for position, value in [*enumerate(args), *((key, kwargs[key]) for key in sorted(kwargs))]:
+            argument = self.parameter(position) if isinstance(position, int) else position
+            spec = per_argument.get(position)
+            try:
+                given = broadcast_specs(spec, value, name=f"in_specs[{position!r}]")
+            except SpecError as error:
+                raise with_context(error, f"argument: {argument}", f"function: {self.label}") from None
+            leaves += [Leaf(next(names), one, isinstance(spec, str)) for one in given]
+        return leaves
 
-    def _by_name(self, in_specs: Any) -> dict[str, Any] | None:
+    def _per_argument(self, in_specs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
+        """The specs of each argument, by position or keyword, as the call has them."""
         if in_specs is None:
-            return dict(self.annotated)
-        if isinstance(in_specs, dict) and set(in_specs) <= set(self._positional) | set(self.static_argnames) | {
-            name for name in (self._signature.parameters if self._signature else ())
-        }:
-            return in_specs
-        return None
+            in_specs = self.annotated
+        elif type(in_specs) is tuple:
+            return self._by_position(in_specs, args, kwargs)
+        elif isinstance(in_specs, P | str):
+            return dict.fromkeys([*range(len(args)), *kwargs], in_specs)
+        elif type(in_specs) is not dict:
+            raise self._not_fitting(f"in_specs is a {type(in_specs).__name__}", in_specs)
+        elif unknown := [name for name in in_specs if name not in self.names and not self.takes_any_name]:
+            raise self._not_fitting(f"in_specs names {', '.join(map(repr, unknown))}, no parameters", in_specs)
+        found: dict[int | str, Any] = {name: in_specs[name] for name in kwargs if name in in_specs}
+        known = len(self.positional)
+        found |= {i: in_specs[name] for i, name in enumerate(self.positional[: len(args)]) if name in in_specs}
+        if self.rest in in_specs and len(args) > known:
+            rest = in_specs[self.rest]
+            if type(rest) is tuple and len(rest) != len(args) - known:
+                raise self._not_fitting(f"in_specs[{self.rest!r}] has {len(rest)} of {len(args) - known}", in_specs)
+            found |= {i: rest[i - known] if type(rest) is tuple else rest for i in range(known, len(args))}
+        return found
 
-    def _check_count(self, in_specs: tuple[Any, ...], count: int, kwargs: Mapping[str, Any], name: str) -> None:
-        if len(in_specs) != count and not (len(in_specs) > count and (kwargs or len(in_specs) <= len(self._positional))):
-            raise SpecError(
-                message(
-                    f"{name} has {len(in_specs)} entries for {count} arguments of {self.label}",
-                    f"{name}: {in_specs!r}",
-                    fix="give one entry for each positional argument, or a dict by parameter name",
-                )
-            )
+    def _by_position(
+        self, in_specs: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> dict[int | str, Any]:
+        statics = sorted(place for place in self._static if isinstance(place, int) and place < len(self.positional))
+        given = list(in_specs)
+        if statics and len(given) == len(self.positional) - len(statics):
+            for place in statics:  # an entry for each argument that is traced will do, as in JAX
+                given.insert(place, None)
+        most = max(len(args), len(self.positional)) if self.rest is None else len(args)
+        if not len(args) <= len(given) <= most:
+            count = f"{len(in_specs)} entries for {len(args)} positional arguments"
+            raise self._not_fitting(f"in_specs has {count}", in_specs)
+        by_name = {self.parameter(i): spec for i, spec in enumerate(given)}
+        return dict(enumerate(given[: len(args)])) | {name: by_name[name] for name in kwargs if name in by_name}
 
-    @property
-    def label(self) -> str:
-        return getattr(self.function, "__qualname__", repr(self.function)).replace("<locals>.", "")
-
-
-_LEAF = object()
-
-
-def _check_hashable(value: Any, name: Callable[[], str]) -> None:
-    try:
-        hash(value)
-    except TypeError:
-        raise TracingError(
+    def _not_fitting(self, what: str, in_specs: Any) -> SpecError:
+        return SpecError(
             message(
-                f"the static argument {name()} cannot be hashed",
-                f"value: {value!r}, a {type(value).__name__}",
-                fix="a static argument is part of the cache key: pass a hashable value (a tuple for a list), or tensors",
+                f"{self.label}: {what}",
+                f"in_specs: {in_specs!r}",
+                f"parameters: {self._listed}",
+                fix="write a tuple with one entry for each positional argument, in_specs=(a, b), "
+                "or a dict by parameter name",
+            )
+        )
+
+
+def _evaluated(hint: Any, name: str, function: Any) -> Any:
+    """One annotation, where some cannot be evaluated: names of an enclosing function, or imported for typing only."""
+    if not isinstance(hint, str):
+        return hint
+    holder = types.SimpleNamespace(__annotations__={name: hint})
+    names = dict(inspect.getclosurevars(function).nonlocals) if inspect.isfunction(function) else {}
+    try:
+        return typing.get_type_hints(holder, getattr(function, "__globals__", {}), names, include_extras=True)[name]
+    except NameError as error:
+        if "Annotated" not in hint:
+            return None
+        raise SpecError(
+            message(
+                f"the annotation of {name} cannot be evaluated: {error}",
+                f"annotation: {hint}",
+                fix="use names that the module has, or give in_specs",
             )
         ) from None
