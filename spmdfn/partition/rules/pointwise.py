@@ -38,9 +38,9 @@ UNTAGGED_PRIMS = """
 LINEAR = {
     name: groups
     for groups, names in {
-        "self": "neg positive clone alias alias_copy detach detach_copy lift lift_fresh lift_fresh_copy "
-        "_lazy_clone _to_copy conj_physical _conj_physical _conj _conj_copy _neg_view _neg_view_copy resolve_conj resolve_neg real imag "
-        "deg2rad rad2deg mul.Scalar div.Scalar div.Tensor true_divide.Scalar true_divide.Tensor ldexp.Tensor",
+        "self": "neg positive clone alias alias_copy detach detach_copy lift lift_fresh lift_fresh_copy _lazy_clone "
+        "_to_copy conj_physical _conj_physical _conj _conj_copy _neg_view _neg_view_copy resolve_conj resolve_neg real "
+        "imag deg2rad rad2deg mul.Scalar div.Scalar div.Tensor true_divide.Scalar true_divide.Tensor ldexp.Tensor",
         "a": "prims.convert_element_type prims.view_of prims.device_put prims.copy_strided prims.conj",
         "self | other": "mul.Tensor",
         "self other": "add.Tensor sub.Tensor rsub.Tensor where.self",
