@@ -42,7 +42,7 @@ def batch_norm(call: Call) -> Rule | None:
     if training and running and call.op == aten.native_batch_norm.default:
         return None  # that op writes to its running statistics, which no rule can say: it must not be taken apart
     every = _every(call)
-    ins = {operand: ["c"] if operand is not call.arg("input") else every for operand in call.operands}
+    ins = {operand: ["c"] if operand != call.arg("input") else every for operand in call.operands}
     outs = [every, *[EMPTY if 0 in result.shape else ["c"] for result in call.results[1:]]]
     text = pattern(call, ins, *outs)
     if not training:
