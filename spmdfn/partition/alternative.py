@@ -57,18 +57,21 @@ def _constant(graph: fx.Graph, value: torch.Tensor, inner: fx.Node) -> fx.Node:
 
 
 def _replace(bound: Bound, results: list[Any], calls: Calls) -> dict[Key, Key]:
-    node, graph = bound.node, bound.node.graph
-    single = isinstance(node.meta["val"], torch.Tensor)
-    moved: dict[Key, Key] = {}
-    for old in [node] if single else list(node.users):
-        place = source_of(old)[1]
-        new = results[place]
-        moved[node, place] = source_of(new)
-        for user in old.replace_all_uses_with(new):
-            calls.forget(user)
+    graph, moved = bound.node.graph, dict[Key, Key]()
+
+    def replace(old: fx.Node) -> None:
+        if isinstance(old.meta["val"], torch.Tensor):
+            key = source_of(old)
+            new = results[key[1]]
+            moved[key] = source_of(new)
+            for user in old.replace_all_uses_with(new):
+                calls.forget(user)
+        else:  # a list of results: its users are `getitem`s
+            for user in list(old.users):
+                replace(user)
         graph.erase_node(old)
-    if not single:
-        graph.erase_node(node)
+
+    replace(bound.node)
     return moved
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ..constrain import op as constrain_op
 from ..constrain import pinned
 from ..layout import Layout, from_entries, join, replicated, split_over
 from ..mesh import Mesh
+from .alternative import splice
 from .calls import Calls, source_of
 from .emit import Emitter
 from .propagate import Sweep, Value
@@ -51,12 +53,15 @@ def partition(
     graph = fx.Graph()
     graph.output(graph.graph_copy(traced.graph, copies := {}))  # alternatives are spliced into a copy
     _copy_meta(copies)
+    calls = Calls()
+    if mesh.size > 1:
+        _take_apart(graph, calls)
     returned = list(graph.output_node().args[0])  # type: ignore[call-overload, arg-type]
     targets: dict[Key, Layout] = {}
     for item, layout in zip(returned, outputs, strict=True):
         if isinstance(item, fx.Node) and layout is not None:
             targets.setdefault(source_of(item), layout)
-    calls, emitter = Calls(), Emitter(mesh)
+    emitter = Emitter(mesh)
     pins = {node: _pin(node, mesh) for node in graph.nodes if node.target is constrain_op}
     wishes = sweep(graph, calls, targets, pins, mesh)
     state = Sweep(mesh, calls, emitter, wishes, pins, targets, strict)
@@ -80,6 +85,15 @@ def partition(
         outputs=tuple(layouts),
         unruled=tuple(dict.fromkeys(state.unruled)),
     )
+
+
+def _take_apart(graph: fx.Graph, calls: Calls) -> None:
+    """Replace ops over lists of tensors by one op a tensor, before anything is decided."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and not isinstance(node.meta["val"], torch.Tensor) and node.target is not getitem:
+            bound = calls(node)
+            if bound.rule is not None and bound.rule.piecewise:
+                splice(bound, {}, calls)
 
 
 def _copy_meta(copies: dict[fx.Node, fx.Node]) -> None:

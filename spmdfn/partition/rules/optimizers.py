@@ -128,7 +128,7 @@ def _lists_rule(call: Call, separately: Callable[..., Any]) -> Rule | None:
     ins = [_own_dims(f"x{operand.index}_", operand.shape) for operand in call.operands]
     outs = [_own_dims(f"y{number}_", result.shape) for number, result in enumerate(call.results)]
     names = " ".join(" ".join((*ins, *outs)).split())
-    return rule(call, f"{', '.join(ins)} -> {', '.join(outs)}", whole=names, alternative=separately)
+    return rule(call, f"{', '.join(ins)} -> {', '.join(outs)}", whole=names, alternative=separately, piecewise=True)
 
 
 def _own_dims(prefix: str, shape: Sequence[int]) -> str:
