@@ -56,7 +56,7 @@ def words(key: Tensor, sizes: Sequence[int], strides: Sequence[int], base: int) 
     counter = counters(sizes, strides, base, key.device)
     pair = key.view(torch.int32)
     ones = (1,) * len(sizes)
-    k0, k1 = (pair[..., i].reshape(*key.shape[:-1], *ones) for i in (0, 1))
+    k0, k1 = (pair[..., i].reshape((*key.shape[:-1], *ones)) for i in (0, 1))
     return threefry(k0, k1, (counter >> 32).to(torch.int32), low_word(counter))
 
 

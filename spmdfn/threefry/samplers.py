@@ -55,25 +55,21 @@ def uniform(
         low, high = round_to(minval, dtype), round_to(maxval, dtype)
         if low == 0 and high == 1:
             return unit
-        # Scaled in a wider type, for one rounding as a fused multiply-add has.
-        scaled = _affine(unit, round_to(high - low, dtype), low)
-        return scaled.clamp_min(low)
+        return _affine(unit, round_to(high - low, dtype), low).clamp_min(low)
     low_end, high_end = (_bound(bound, dtype, sizes, key, "uniform") for bound in (minval, maxval))
     value = _affine(unit, high_end - low_end, low_end)
     return torch.where(value < low_end, low_end, value)
 
 
 def _affine(unit: Tensor, span: float | Tensor, low: float | Tensor) -> Tensor:
-    """unit * span + low, rounded once."""
-    dtype = unit.dtype
-    if dtype != torch.float64:
-        wide = torch.float64 if dtype == torch.float32 else torch.float32
-        span, low = (end.to(wide) if isinstance(end, Tensor) else end for end in (span, low))
-        return (unit.to(wide) * span + low).to(dtype)
-    total = unit * span + low
-    if not isinstance(span, Tensor) and abs(math.frexp(span)[0]) == 0.5:
-        return total  # a power of two: the product is exact
-    return total + _lost(unit.detach(), _detached(span), _detached(low))
+    """unit * span + low, rounded once (the fused multiply-add of JAX), but twice for 16-bit floats, as JAX does too."""
+    power_of_two = not isinstance(span, Tensor) and abs(math.frexp(span)[0]) == 0.5
+    if power_of_two or unit.dtype in (torch.float16, torch.bfloat16):  # a product with a power of two is exact
+        return unit * span + low
+    if unit.dtype == torch.float32:
+        span, low = (end.to(torch.float64) if isinstance(end, Tensor) else end for end in (span, low))
+        return (unit.to(torch.float64) * span + low).to(torch.float32)
+    return unit * span + low + _lost(unit.detach(), _detached(span), _detached(low))
 
 
 def _detached(value: float | Tensor) -> float | Tensor:
