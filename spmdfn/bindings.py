@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ._compat import OpOverload
+
 aten = torch.ops.aten
 
 _FUNCTIONS: dict[Any, str] = {
@@ -83,11 +85,11 @@ class Namespace:
 
     def _name(self, target: Any) -> str:
         if target not in self._names:
-            if isinstance(target, torch._ops.OpOverload):
+            if isinstance(target, OpOverload):
                 packet, _, overload = str(target).rpartition(".")
                 name = packet.replace("::", ".").replace(".", "_") + ("" if overload == "default" else f"_{overload}")
-            elif getattr(torch, getattr(target, "__name__", ""), None) is target:
-                return f"torch.{target.__name__}"
+            elif getattr(torch, name := getattr(target, "__name__", ""), None) is target:
+                return f"torch.{name}"
             else:  # a prefix keeps it apart from the names of values
                 name = "fn_" + getattr(target, "__name__", "function")
             while name in self.values:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from .mesh import Mesh
@@ -76,7 +76,7 @@ def join(dims: Iterable[Dim], mesh: Mesh) -> Dim:
 
 
 def split(dim: Dim, sizes: Sequence[int], mesh: Mesh) -> tuple[Dim, ...]:
-    """Cut a dim into consecutive dims of the given sizes. Axes that fit no piece are dropped: those must be gathered."""
+    """Cut a dim into consecutive dims of the given sizes. Axes that fit no piece are dropped: they must be gathered."""
     if len(sizes) == 1:
         return (dim,)
     if not axes_of(dim) or 0 in sizes:
@@ -203,7 +203,7 @@ class Layout:
         return tuple(boxes)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _intern(mesh: Mesh, dims: tuple[Dim, ...], pending: tuple[tuple[str, str], ...]) -> Layout:
     layout = object.__new__(Layout)
     layout.mesh, layout.dims, layout.pending = mesh, dims, pending

@@ -1,7 +1,7 @@
 """A `Program`: one device's straight line of torch ops and collectives, the same on every device of a kind.
 
 It is kept as an FX graph over local shapes and replayed as generated Python. The generated function is a generator:
-it takes the device's coordinates and its blocks, and yields at each collective, where devices meet; the backend answers.
+it takes the device's coordinates and its blocks, and yields at each collective, where devices meet; a backend answers.
 Every value is deleted at its last use.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import keyword
 import linecache
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -77,7 +77,7 @@ class Program:
 
     @cached_property
     def function(self) -> Callable[..., Generator[Any, Any, list[Any]]]:
-        """The generated function: (coordinates..., blocks) -> a generator that yields (number, block) at collectives."""
+        """The generated function: (coordinates..., blocks) -> a generator that yields (number, block) to meet."""
         source, namespace = self._generated
         filename = f"<spmdfn program {id(self):x}>"
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
@@ -128,7 +128,9 @@ def _generate(graph: fx.Graph, constants: dict[str, torch.Tensor], axes: int) ->
                 args = ", ".join([*map(text, node.args[1:]), *(f"{k}={text(v)}" for k, v in node.kwargs.items())])
                 value = f"{text(node.args[0])}.{node.target}({args})"
             else:
-                value = namespace.call(node.target, [text(a) for a in node.args], {k: text(v) for k, v in node.kwargs.items()})
+                value = namespace.call(
+                    node.target, [text(a) for a in node.args], {k: text(v) for k, v in node.kwargs.items()}
+                )
             lines.append(f"{name} = {value}{note}")
         if dead := dying.get(node):
             lines.append("del " + ", ".join(names[d] for d in dead))
@@ -154,5 +156,3 @@ def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
         if dead:
             dying[node] = dead
     return dying
-
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ def _finish(device: Any, answer: Any) -> list[Any]:
     raise AssertionError("a device stopped at a collective that the program does not have")
 
 
-@lru_cache(maxsize=None)
+@cache
 def groups(mesh: Mesh, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
     """The devices of every group over `axes`, in the order of the axes given (first is major)."""
     found: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}

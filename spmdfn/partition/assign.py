@@ -87,7 +87,7 @@ def used_axes(assignment: Mapping[str, Dim]) -> set[str]:
 
 
 def result_layout(rule: Rule, index: int, assignment: Mapping[str, Dim], passed: Iterable[str], mesh: Mesh) -> Layout:
-    """The layout of a result: pending over the axes of every reduced factor that it lacks, and over those that passed."""
+    """The layout of a result: pending over the axes of reduced factors that it lacks, and over those that passed."""
     dims = rule.outs[index]
     present = {name for names in dims for name in names}
     pending = [(axis, "sum") for axis in passed]

@@ -51,12 +51,13 @@ def partition(
     results, None where propagation decides. `strict` is `reshard="error"`. Raises ShardingError under it.
     """
     graph = fx.Graph()
-    graph.output(graph.graph_copy(traced.graph, copies := {}))  # alternatives are spliced into a copy
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.output(graph.graph_copy(traced.graph, copies))  # alternatives are spliced into a copy
     _copy_meta(copies)
     calls = Calls()
     if mesh.size > 1:
         _take_apart(graph, calls)
-    returned = list(graph.output_node().args[0])  # type: ignore[call-overload, arg-type]
+    returned = list(graph.output_node().args[0])  # type: ignore[arg-type]
     targets: dict[Key, Layout] = {}
     for item, layout in zip(returned, outputs, strict=True):
         if isinstance(item, fx.Node) and layout is not None:
@@ -72,7 +73,7 @@ def partition(
         if node.op == "call_function":
             state.visit(node)
         node = node.next if before.next is node else before.next
-    results, layouts = _leave(node, state, list(node.args[0]), outputs)  # type: ignore[arg-type]
+    results, layouts = _leave(node, state, list(node.args[0]), outputs)
     emitter.graph.output(results)
     emitter.graph.eliminate_dead_code()
     return Partitioned(

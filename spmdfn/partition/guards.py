@@ -104,7 +104,7 @@ def refuse(op: Any, args: Sequence[Any], kwargs: dict[str, Any], where: str) -> 
                     f"value: {_describe(tensor)}",
                     fix=_BATCH_NORM
                     if "batch_norm" in _name(op)
-                    else "pass it as an argument, work on a clone (x = x.clone()), and return the new value "
+                    else "make it an input, work on a clone (x = x.clone()), and return the new value "
                     "(buffers of a module, as BatchNorm's, too)",
                 )
             )

@@ -113,9 +113,7 @@ class Outlook:
         wanted = {axis for dim in target for axis in axes_of(dim)}
         dims = []
         for have, want in zip(layout.dims, target, strict=True):
-            if axes_of(want):
-                dims.append(want)
-            elif wanted.intersection(axes_of(have)):
+            if axes_of(want) or wanted.intersection(axes_of(have)):
                 dims.append(want)
             else:
                 dims.append(have)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx
@@ -19,8 +19,9 @@ from ..errors import ShardingError, message
 from ..layout import Layout, replicated
 from ..mesh import Mesh
 from .alternative import splice
-from .assign import Opinion, combine, dims_for, opinion, result_layout, used_axes
-from .calls import Bound, Calls, source_of, tensors_in, users_of
+from .assign import combine, dims_for, opinion, result_layout
+from .calls import Bound, Calls, source_of, tensors_in
+from .choose import Choice, Chooser
 from .emit import Emitter
 from .outlook import Outlook
 from .reshard import moved, plans
@@ -32,21 +33,17 @@ GATHERS_ALIVE = 8
 FREE_DEPTH = 200
 
 
+class User(Protocol):
+    """What uses a value: a node, or the program's end. Its `meta` holds the line and the pass."""
+
+    meta: dict[str, Any]
+
+
 class Value(NamedTuple):
     """A value that has been computed: its layout and its node in the local program."""
 
     layout: Layout
     node: fx.Node
-
-
-@dataclass
-class Choice:
-    """An assignment for one call, with the layouts it asks of operands and gives to results."""
-
-    assignment: Opinion
-    required: list[Layout | None]
-    results: list[Layout]
-    moved: float = 0.0
 
 
 @dataclass
@@ -68,6 +65,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         self.outlook = Outlook(self.mesh, self.calls, self.wishes, self.pins, self.outputs, self.layout_of)
+        self.chooser = Chooser(self.mesh, self.calls, self.outlook, self.price)
 
     # values
 
@@ -76,19 +74,16 @@ class Sweep:
         value = self.values.get(key)
         return None if value is None else value.layout
 
-    def demand(self, key: Key, layout: Layout, user: fx.Node, why: str) -> fx.Node:
+    def demand(self, key: Key, layout: Layout, user: User, why: str) -> fx.Node:
         """A value in a layout, for a user: computed, converted, or found again."""
         if key not in self.values:
             return self._make_free(key, layout, user)
         value = self.values[key]
         if value.layout is layout:
             return value.node
-        backward = bool(user.meta.get("backward"))
         found = self._memo.get((key, layout))
-        if found is not None:
-            node, when, gathers = found
-            if gathers < 0 or (when == backward and self._gathers - gathers < GATHERS_ALIVE):
-                return node
+        if found is not None and self._lasts(found, user):
+            return found[0]
         where = user.meta.get("where")
         steps = [step for plan in plans(value.layout, layout) for step in plan.steps]
         dtype = tensor_of(key).dtype
@@ -97,10 +92,25 @@ class Sweep:
         node = self.emitter.convert(value.node, value.layout, layout, dtype, (where, why))
         gathered = any(step.op == "all_gather" for step in steps)
         self._gathers += gathered
-        self._memo[key, layout] = (node, backward, self._gathers if gathered else -1)
+        self._memo[key, layout] = (node, bool(user.meta.get("backward")), self._gathers if gathered else -1)
         return node
 
-    def settle(self, key: Key, layout: Layout, node: fx.Node, user: fx.Node, why: str) -> None:
+    def price(self, key: Key, layout: Layout, user: User) -> float:
+        """Bytes that a user would move to have a value in a layout: none if it is free, so already, or found again."""
+        value = self.values.get(key)
+        if value is None or value.layout is layout:
+            return 0.0
+        found = self._memo.get((key, layout))
+        if found is not None and self._lasts(found, user):
+            return 0.0
+        return moved(value.layout, layout) * tensor_of(key).dtype.itemsize
+
+    def _lasts(self, found: tuple[fx.Node, bool, int], user: User) -> bool:
+        """Whether an earlier conversion may serve a user: a gathered value only within its pass, and not for long."""
+        _, backward, gathers = found
+        return gathers < 0 or (backward == bool(user.meta.get("backward")) and self._gathers - gathers < GATHERS_ALIVE)
+
+    def settle(self, key: Key, layout: Layout, node: fx.Node, user: User, why: str) -> None:
         """Convert a value for good: every later use takes it from here."""
         old = Value(layout, node)
         target = self.outlook.settled_layout(key, layout)
@@ -123,13 +133,14 @@ class Sweep:
             self._run_whole(bound)
         elif (splits := self._whole_splits(bound)) and bound.rule.alternative is not None:
             for old, new in splice(bound, splits, self.calls).items():
-                for table in (self.wishes, self.outputs):
-                    if old in table:
-                        table.setdefault(new, table[old])  # type: ignore[attr-defined]
+                if old in self.wishes:
+                    self.wishes.setdefault(new, self.wishes[old])
+                if old in self.outputs:
+                    self.outputs.setdefault(new, self.outputs[old])
         elif self._is_free(bound):
             return
         else:
-            self._run(bound, self._choose(bound))
+            self._run(bound, self.chooser.choose(bound))
 
     def _whole_splits(self, bound: Bound) -> dict[str, int]:
         """The "whole" factors on which some operand is split, with the number of their blocks."""
@@ -185,7 +196,7 @@ class Sweep:
         self.free[bound.node] = depth
         return True
 
-    def _make_free(self, key: Key, layout: Layout, user: fx.Node) -> fx.Node:
+    def _make_free(self, key: Key, layout: Layout, user: User) -> fx.Node:
         found = self._memo.get((key, layout))
         if found is not None:
             return found[0]
@@ -232,96 +243,7 @@ class Sweep:
         ]
         return result_layout(rule, 0, combine(opinions, self.mesh)[0], (), self.mesh)
 
-    # decisions
-
-    def _choose(self, bound: Bound) -> Choice:
-        rule = bound.rule
-        assert rule is not None
-        opinions: list[Opinion] = []
-        settled: set[str] = set()
-        for place in sorted(range(len(bound.operands)), key=lambda place: place not in rule.follow):
-            layout = self.layout_of(source_of(bound.operands[place]))
-            if layout is not None and place not in rule.shape_only:
-                settled.update(name for names in rule.ins[place] for name in names)
-                opinions.append(opinion(rule, rule.ins[place], layout.dims, self.mesh))
-        fill: Opinion = {}
-        if not settled.issuperset(rule.sizes):  # some factors are left to a wish
-            fill = {name: dim for name, dim in self._wish(bound).items() if name not in settled}
-        assignment, clash = combine([*opinions, fill], self.mesh)
-        first = self._outcome(bound, assignment)
-        if not clash or rule.follow:
-            return first
-        choices = [first]
-        for i in range(1, len(opinions)):
-            order = [opinions[i], *opinions[:i], *opinions[i + 1 :], fill]
-            choices.append(self._outcome(bound, combine(order, self.mesh)[0]))
-        if wish := self._wish(bound, near=True):
-            choices.append(self._outcome(bound, combine([wish, *opinions], self.mesh)[0]))
-        for choice in choices:
-            choice.moved = self._cost(bound, choice)
-        return min(choices, key=lambda choice: choice.moved)
-
-    def _wish(self, bound: Bound, *, near: bool = False) -> Opinion:
-        """What the consumers of the first result would like, if some factor is not settled or opinions clash."""
-        rule = bound.rule
-        assert rule is not None
-        target = self.outlook.target((bound.node, 0), near=near) if rule.outs else None
-        return {} if target is None else opinion(rule, rule.outs[0], target, self.mesh)
-
-    def _outcome(self, bound: Bound, assignment: Opinion) -> Choice:
-        rule = bound.rule
-        assert rule is not None
-        group, passed = self.outlook.passing(bound, used_axes(assignment))
-        required: list[Layout | None] = []
-        for place in range(len(bound.operands)):
-            pending = [(axis, "sum") for axis in passed] if place in group else []
-            if place in rule.shape_only:
-                required.append(None)
-            else:
-                required.append(Layout(self.mesh, dims_for(rule, rule.ins[place], assignment, self.mesh), pending))
-        results = [result_layout(rule, i, assignment, passed, self.mesh) for i in range(len(rule.outs))]
-        return Choice(assignment, required, results)
-
-    def _cost(self, bound: Bound, choice: Choice) -> float:
-        """Bytes that a choice moves: its operands (a shared gather counts in part), its sums, and towards its wish."""
-        total = 0.0
-        backward = bound.node.meta.get("backward")
-        for operand, layout in zip(bound.operands, choice.required, strict=True):
-            key = source_of(operand)
-            value = self.values.get(key)
-            if layout is None or value is None or value.layout is layout:
-                continue
-            found = self._memo.get((key, layout))
-            if found is not None and found[1] == bool(backward) and self._gathers - found[2] < GATHERS_ALIVE:
-                continue
-            total += moved(value.layout, layout) * operand.meta["val"].dtype.itemsize / self._sharers(key, bound.node)
-        for place, layout in enumerate(choice.results):
-            target = self.outlook.settled_layout((bound.node, place), layout)
-            wanted = self.outlook.towards_target((bound.node, place), target)
-            elements = moved(layout, target) + moved(target, wanted)
-            total += elements * bound.call.results[place].dtype.itemsize
-        return total
-
-    def _sharers(self, key: Key, user: fx.Node) -> int:
-        """How many consumers of the same pass cannot take a value as it is: they share what moving it costs."""
-        count = 1
-        for other in users_of(key[0])[key[1]]:
-            if other is not user and other.meta.get("backward") == user.meta.get("backward"):
-                count += self._clashes(other)
-        return count
-
-    def _clashes(self, user: fx.Node) -> bool:
-        if user.op != "call_function" or user.target is constrain_op:
-            return False
-        bound = self.calls(user)
-        if bound.rule is None:
-            return False
-        opinions = []
-        for place, operand in enumerate(bound.operands):
-            dims = self.outlook.expected(source_of(operand))
-            if dims is not None and place not in bound.rule.shape_only:
-                opinions.append(opinion(bound.rule, bound.rule.ins[place], dims, self.mesh))
-        return combine(opinions, self.mesh)[1]
+    # running
 
     def _run(self, bound: Bound, choice: Choice) -> None:
         node, rule = bound.node, bound.rule

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
+from itertools import pairwise
 
 from ..layout import Axes, Dim, Layout, axes_of, join, size_of, split, whole
 from ..mesh import Mesh
@@ -46,7 +47,7 @@ class Plan:
         return sum(step.moved for step in self.steps)
 
 
-@lru_cache(maxsize=None)
+@cache
 def plans(source: Layout, target: Layout) -> tuple[Plan, ...]:
     """The plans that lead from one layout to another, in order: usually one, none if they are equal."""
     if source is target:
@@ -74,9 +75,9 @@ def _common(a: Dim, b: Dim, mesh: Mesh) -> tuple[tuple[Dim, ...], tuple[Dim, ...
         sizes = [factor.size for factor in (b if not axes_of(a) else a)]
     else:
         edges = sorted({*_edges(a), *_edges(b)})
-        if any(high % low for low, high in zip(edges, edges[1:], strict=False)):
+        if any(high % low for low, high in pairwise(edges)):
             return None
-        sizes = [high // low for low, high in zip(edges, edges[1:], strict=False)]
+        sizes = [high // low for low, high in pairwise(edges)]
     first, second = split(a, sizes, mesh), split(b, sizes, mesh)
     if join(first, mesh) != a or join(second, mesh) != b:
         return None
@@ -161,7 +162,7 @@ class _Planner:
         return tuple(run)
 
     def _all_reduce(self) -> None:
-        for op in sorted(set(self.pending.values())):
+        for op in sorted(set(self.pending.values())) if self._numel() else ():
             axes = tuple(axis for axis in self.mesh.axis_names if self.pending.get(axis) == op)
             n = self._n(axes)
             self.steps.append(Step("all_reduce", axes, reduce=op, moved=2 * (n - 1) / n * self._numel()))

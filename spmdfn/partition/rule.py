@@ -23,7 +23,7 @@ KINDS = ("pass", "sum", "max", "min", "whole")
 class Operand(NamedTuple):
     """A tensor operand of a call: its place among the call's tensors, and its global shape."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # its place, not a lookup
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -75,16 +75,16 @@ class Rule:
     shape_only   operands of which only the shape matters
     elementwise  each result element depends on at most one element of each operand: pointwise ops, views, factories.
                  Such a value may be computed in any layout that its consumer has, and wishes pass up through it.
-    follow       operands that stay put when layouts clash, whatever the bytes: a table comes to the indices that look it up
+    follow       operands that stay put when layouts clash, whatever the bytes: a table comes to its indices
     contiguous   factors whose offset `local` reads: a block of them must be one contiguous run
     local        `local(ctx, *args, **kwargs) -> result(s)`, called instead of the op when some factor is split: args as
                  in the call, tensors now local blocks. It rewrites baked-in global ints and may use several torch ops.
                  Tensors may be fx proxies and the ints that ctx returns from `offset` may be too: no branching on them.
-    piecewise    the alternative is taken wherever there is more than one device: an op over lists of tensors, say, hides
-                 from each tensor what its consumers are
+    piecewise    the alternative is taken wherever there is more than one device: an op over lists of tensors, say,
+                 hides from each tensor what its consumers are
     alternative  `alternative(splits, *args, **kwargs) -> result(s)`: the same op from other torch ops over *global*
                  tensors, used when an operand is split on a "whole" factor. `splits` maps each such factor to the
-                 number of its blocks n: reshape the dim to (n, size // n), combine the inner part, then the small outer.
+                 number of its blocks n: reshape the dim to (n, size // n), combine the inner part, then the outer.
     """
 
     ins: tuple[Dims, ...]
@@ -119,7 +119,7 @@ class Local:
         raise NotImplementedError
 
     def blocks(self, factor: str) -> Sequence[tuple[int, int, Any]]:
-        """The factor's own pieces, major to minor, as (local size, stride within the factor, offset within the piece)."""
+        """The factor's pieces, major to minor, as (local size, stride within the factor, offset within the piece)."""
         raise NotImplementedError
 
     def in_shape(self, index: int) -> tuple[int, ...]:

@@ -254,7 +254,7 @@ class _Ops(_compat.TorchDispatchMode):
             return self._run_guarded(op, args, kwargs, where, backward)
 
     def _run(self, op: Any, args: Any, kwargs: Any, where: str, backward: bool) -> Any:
-        last = next(iter(reversed(self.graph.nodes)), None)
+        last: Any = next(iter(reversed(self.graph.nodes)), None)
         result = op(*args, **kwargs)
         self._mark(last, where, backward)
         return result
