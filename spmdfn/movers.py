@@ -24,8 +24,8 @@ from .tree import broadcast_specs, flatten, leaf_paths, unflatten
 def constrain(x: Any, spec: Spec, *, mesh: Mesh | None = None) -> Any:
     """Pin the layout of a value in a traced function; the identity on the value and on its cotangent.
 
-    Outside a trace an Array is laid out so, and a plain tensor passes unchanged: it is on no mesh. SpecError if the
-    spec does not fit.
+    Outside a trace an Array is laid out so, and a plain tensor passes unchanged: it is on no mesh. So does inside a
+    closed-over plain tensor: a constant is whole on every device. SpecError if the spec does not fit.
 
     >>> import torch, spmdfn as sp
     >>> mesh = sp.make_mesh((4,), ("tp",))
@@ -35,11 +35,10 @@ def constrain(x: Any, spec: Spec, *, mesh: Mesh | None = None) -> Any:
     """
     if not isinstance(x, torch.Tensor):
         raise SpecError(message(f"constrain: {x!r} is a {type(x).__name__}, not a tensor", fix="constrain each leaf"))
-    traced = tracing() or is_traced(x)
-    if isinstance(x, Array) and not traced:
+    if isinstance(x, Array) and not tracing():
         return shard(x, spec, mesh=mesh)
     outer = current_mesh()
-    if not traced or outer is None:
+    if outer is None or not (is_traced(x) or isinstance(x, Array)):
         return x
     if mesh is not None and mesh is not outer:
         raise SpecError(

@@ -117,25 +117,26 @@ class Signature:
         return full.replace("<locals>.", "") if full.endswith(name) and full else name or type(function).__qualname__
 
     @cached_property
-    def annotated(self) -> dict[str, Spec]:
-        """Patterns and `P`s in `Annotated` types, by parameter name ("return" for the result)."""
+    def _hints(self) -> dict[str, Any]:
+        """The evaluated annotations; for one that cannot be evaluated its error, to be raised if it is needed."""
         function = self.function
         while isinstance(function, functools.partial):
             function = function.func
         if not hasattr(function, "__annotations__"):
             function = type(function).__call__
         try:
-            hints = typing.get_type_hints(function, include_extras=True)
+            return typing.get_type_hints(function, include_extras=True)
         except NameError:
-            hints = {name: _evaluated(hint, name, function) for name, hint in function.__annotations__.items()}
+            return {name: _evaluated(hint, name, function) for name, hint in function.__annotations__.items()}
         except TypeError:
             return {}
-        found: dict[str, Spec] = {}
-        for name, hint in hints.items():
-            for extra in getattr(hint, "__metadata__", ()):
-                if isinstance(extra, (str, P)):
-                    found[name] = extra
-        return found
+
+    def annotated(self, name: str) -> Spec:
+        """The pattern or `P` in the `Annotated` type of a parameter ("return": the result's), or None."""
+        hint = self._hints.get(name)
+        if isinstance(hint, SpecError):
+            raise hint
+        return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, (str, P))), None)
 
     # one call
 
@@ -227,7 +228,7 @@ class Signature:
     def _per_argument(self, in_specs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
         """The specs of each argument, by position or keyword, as the call has them."""
         if in_specs is None:
-            in_specs = self.annotated
+            in_specs = {name: self.annotated(name) for name in self._hints if name != "return"}
         elif type(in_specs) is tuple:
             return self._by_position(in_specs, args, kwargs)
         elif isinstance(in_specs, P | str):
@@ -284,10 +285,11 @@ def _evaluated(hint: Any, name: str, function: Any) -> Any:
     except NameError as error:
         if "Annotated" not in hint:
             return None
-        raise SpecError(
+        return SpecError(
             message(
                 f"the annotation of {name} cannot be evaluated: {error}",
                 f"annotation: {hint}",
-                fix="use names that the module has, or give in_specs",
+                f"function: {getattr(function, '__qualname__', function)}",
+                fix="use names that the module has, or give in_specs and out_specs",
             )
-        ) from None
+        )
