@@ -202,7 +202,7 @@ def _outputs(call: Call, traced_call: TracedCall, out_specs: Any) -> tuple[list[
     """The layout that each result is to have (None: as propagation gives it), and how it comes back."""
     label = call.signature.label
     if out_specs is None:
-        out_specs = call.signature.annotated("return")
+        out_specs = call.signature.annotated["return"]
     treedef = traced_call.treedef
     try:
         given = broadcast_specs(out_specs, unflatten(treedef, range(treedef.num_leaves)), name="out_specs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import optree
 import torch
 
+from .annotations import Annotations
 from .errors import SpecError, TracingError, message
 from .spec import P, Spec, with_context
 from .tree import broadcast_specs, leaf_paths, unflatten
@@ -59,7 +59,8 @@ class Signature:
     ):
         self.function = function
         try:
-            self._signature: inspect.Signature | None = inspect.signature(function)
+            described = function.forward if isinstance(function, torch.nn.Module) else function
+            self._signature: inspect.Signature | None = inspect.signature(described)
         except (TypeError, ValueError):
             self._signature = None
         kinds = inspect.Parameter
@@ -69,7 +70,7 @@ class Signature:
             name for name, p in parameters.items() if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
         )
         self.rest = next((name for name, p in parameters.items() if p.kind is kinds.VAR_POSITIONAL), None)
-        self.takes_any_name = not parameters or any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())
+        self.takes_any_name = self._signature is None or any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())
         self._static = self._places(static_argnums, static_argnames, "static_argn")
         self._donated = self._places(donate_argnums, (), "donate_argn")
         if both := self._static & self._donated:
@@ -117,26 +118,9 @@ class Signature:
         return full.replace("<locals>.", "") if full.endswith(name) and full else name or type(function).__qualname__
 
     @cached_property
-    def _hints(self) -> dict[str, Any]:
-        """The evaluated annotations; for one that cannot be evaluated its error, to be raised if it is needed."""
-        function = self.function
-        while isinstance(function, functools.partial):
-            function = function.func
-        if not hasattr(function, "__annotations__"):
-            function = type(function).__call__
-        try:
-            return typing.get_type_hints(function, include_extras=True)
-        except NameError:
-            return {name: _evaluated(hint, name, function) for name, hint in function.__annotations__.items()}
-        except TypeError:
-            return {}
-
-    def annotated(self, name: str) -> Spec:
-        """The pattern or `P` in the `Annotated` type of a parameter ("return": the result's), or None."""
-        hint = self._hints.get(name)
-        if isinstance(hint, SpecError):
-            raise hint
-        return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, (str, P))), None)
+    def annotated(self) -> Annotations:
+        """The specs in `Annotated` types."""
+        return Annotations(self.function)
 
     # one call
 
@@ -228,7 +212,7 @@ class Signature:
     def _per_argument(self, in_specs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
         """The specs of each argument, by position or keyword, as the call has them."""
         if in_specs is None:
-            in_specs = {name: self.annotated(name) for name in self._hints if name != "return"}
+            in_specs = {name: self.annotated[name] for name in self.names}
         elif type(in_specs) is tuple:
             return self._by_position(in_specs, args, kwargs)
         elif isinstance(in_specs, P | str):
@@ -270,26 +254,5 @@ class Signature:
                 f"parameters: {self._listed}",
                 fix="write a tuple with one entry for each positional argument, in_specs=(a, b), "
                 "or a dict by parameter name",
-            )
-        )
-
-
-def _evaluated(hint: Any, name: str, function: Any) -> Any:
-    """One annotation, where some cannot be evaluated: names of an enclosing function, or imported for typing only."""
-    if not isinstance(hint, str):
-        return hint
-    holder = types.SimpleNamespace(__annotations__={name: hint})
-    names = dict(inspect.getclosurevars(function).nonlocals) if inspect.isfunction(function) else {}
-    try:
-        return typing.get_type_hints(holder, getattr(function, "__globals__", {}), names, include_extras=True)[name]
-    except NameError as error:
-        if "Annotated" not in hint:
-            return None
-        return SpecError(
-            message(
-                f"the annotation of {name} cannot be evaluated: {error}",
-                f"annotation: {hint}",
-                f"function: {getattr(function, '__qualname__', function)}",
-                fix="use names that the module has, or give in_specs and out_specs",
             )
         )

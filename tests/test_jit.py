@@ -523,6 +523,30 @@ def test_methods_partials_and_decorators():
     assert repr(partial(X, W)) == "f32[8, 16@tp]"
 
 
+def test_modules_and_builtins_as_functions():
+    class Scale(torch.nn.Module):
+        def forward(self, x: Tokens, by: torch.Tensor):
+            return x * by
+
+    f = sp.spmd_jit(Scale(), mesh=MESH)
+    assert repr(f(X, by=X)) == "f32[8@dp, 4]"
+    matmul = sp.spmd_jit(torch.matmul, mesh=MESH, in_specs=(P("dp"), P(None, "tp")))
+    assert repr(matmul(X, W)) == "f32[8@dp, 16@tp]"
+
+
+def test_annotations_do_not_speak_of_what_torch_func_makes():
+    def loss(x: Annotated[torch.Tensor, "(dp b)"]) -> Annotated[torch.Tensor, ""]:
+        return x.square().sum()
+
+    @functools.wraps(loss)
+    def logged(x):
+        return loss(x)
+
+    assert repr(sp.spmd_jit(grad(loss), mesh=MESH)(X[:, 0])) == "f32[8]"
+    assert repr(sp.spmd_jit(vmap(loss), mesh=MESH)(X)) == "f32[8]"
+    assert sp.spmd_jit(logged, mesh=MESH).lower(X[:, 0]).inputs[0].entries == (("dp",),)
+
+
 # ---------------------------------------------------------------- constrain
 
 
