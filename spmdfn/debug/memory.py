@@ -71,7 +71,8 @@ class _Walk:
             elif self.live > peak.bytes:
                 peak = Peak(self.live, peak.inputs, node.meta.get("where"), self._largest(shown))
             for dead in self.uses.get(node, ()):
-                self._hold(self.values.pop(dead), -1)
+                if dead.op != "placeholder":  # an input stays with the caller
+                    self._hold(self.values.pop(dead), -1)
         return peak
 
     def _input(self, layout: Any, dtype: torch.dtype) -> torch.Tensor:
