@@ -67,7 +67,7 @@ class Emitter:
         args = map_structure(fill, bound.call.args)
         kwargs = map_structure(fill, dict(bound.call.kwargs))
         rule = bound.rule
-        if rule is None or rule.local is None or not assignment:
+        if rule is None or rule.local is None or not (assignment or rule.strided):
             node = self.graph.call_function(bound.call.op, args, kwargs)  # type: ignore[arg-type]
             return self._results(node, bound.node.meta["val"], where)
 

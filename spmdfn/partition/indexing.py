@@ -1,8 +1,11 @@
-"""Indexing by a traced scalar, `x[i]` and `x[i, j] = v`: torch asks for its value, a trace gathers and scatters."""
+"""What torch would ask a value for: `x[i]` and `x[i, j] = v` by a traced scalar, `one_hot`, `_foreach_add` of a scalar.
+
+A trace gathers, scatters and compares instead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,13 +15,33 @@ from .._compat import is_traced
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def by_traced_scalar(function: Callable[..., Any], args: Sequence[Any]) -> Callable[[], Any] | None:
-    """What to call instead of this `__getitem__` or `__setitem__`; None if its index has no traced scalar.
+def without_value(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Callable[[], Any] | None:
+    """What to call instead of this function; None where it asks for no value."""
+    if function is torch.Tensor.__getitem__ or function is torch.Tensor.__setitem__:
+        return _by_traced_scalar(function, args)
+    if function is torch.nn.functional.one_hot:
+        return _one_hot(*args, **kwargs)
+    if function is torch._foreach_add or function is torch._foreach_add_:
+        return _foreach_add(function, *args, **kwargs)
+    return None
 
-    Handles an index of scalars only: `x[i]`, `x[i, j]`, `x[i, 3]`.
-    """
-    if function is not torch.Tensor.__getitem__ and function is not torch.Tensor.__setitem__:
+
+def _one_hot(x: torch.Tensor, num_classes: int = -1) -> Callable[[], Any] | None:
+    if num_classes <= 0 or x.dtype != torch.int64:
+        return None  # as many classes as the data have, or an error
+    return lambda: (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).long()
+
+
+def _foreach_add(function: Callable[..., Any], tensors: Any, other: Any, **options: Any) -> Callable[[], Any] | None:
+    if not isinstance(other, torch.Tensor):
         return None
+    return lambda: function(tensors, [other] * len(tensors), **options)
+
+
+def _by_traced_scalar(function: Callable[..., Any], args: Sequence[Any]) -> Callable[[], Any] | None:
+    """Handles an index of scalars only: `x[i]`, `x[i, j]`, `x[i, 3]`."""
     x, index = args[0], args[1]
     items = index if isinstance(index, tuple) else (index,)
     if not any(_is_traced_scalar(item) for item in items):

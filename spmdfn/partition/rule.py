@@ -80,6 +80,7 @@ class Rule:
     local        `local(ctx, *args, **kwargs) -> result(s)`, called instead of the op when some factor is split: args as
                  in the call, tensors now local blocks. It rewrites baked-in global ints and may use several torch ops.
                  Tensors may be fx proxies and the ints that ctx returns from `offset` may be too: no branching on them.
+    strided      the op is legal on some strides only, which a block may lack: `local` is called though nothing is split
     piecewise    the alternative is taken wherever there is more than one device: an op over lists of tensors, say,
                  hides from each tensor what its consumers are
     alternative  `alternative(splits, *args, **kwargs) -> result(s)`: the same op from other torch ops over *global*
@@ -98,6 +99,7 @@ class Rule:
     contiguous: frozenset[str] = frozenset()
     local: Callable[..., Any] | None = None
     alternative: Callable[..., Any] | None = None
+    strided: bool = False
     piecewise: bool = False
 
     def kind(self, factor: str) -> str:

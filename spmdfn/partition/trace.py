@@ -15,7 +15,7 @@ from .. import _compat
 from .._compat import FakeTensor, FakeTensorMode, FunctionalTensor, FunctionalTensorMode
 from ..errors import TracingError, message
 from . import guards
-from .indexing import by_traced_scalar
+from .indexing import without_value
 from .lines import Lines, raising_line
 from .simplify import simplify
 
@@ -212,7 +212,7 @@ class _Session:
 
 
 class _Functions(_compat.TorchFunctionMode):
-    """Above autograd: brings captured tensors in, refuses `.numpy()`, gathers for `x[i]`, tells `Lines` of returns."""
+    """Above autograd: brings captured tensors in, refuses `.numpy()`, needs no value for `x[i]`, tells `Lines` of returns."""
 
     def __init__(self, session: _Session) -> None:
         super().__init__()
@@ -225,8 +225,9 @@ class _Functions(_compat.TorchFunctionMode):
                 guards.refuse_to_host(function, args, session.lines.place())
         if session.capture is not None:
             args, kwargs = session.swap(tuple(args)), session.swap(kwargs)
-        instead = by_traced_scalar(function, args)
-        result = function(*args, **(kwargs or {})) if instead is None else instead()
+        kwargs = kwargs or {}
+        instead = without_value(function, args, kwargs)
+        result = function(*args, **kwargs) if instead is None else instead()
         session.lines.called()
         return result
 

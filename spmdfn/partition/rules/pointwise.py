@@ -136,8 +136,12 @@ def glu(call: Call) -> Rule:
 def view_as_real(call: Call) -> Rule:
     factors = Factors()
     dims = factors.dims("d", call.operands[0].shape)
-    linear = linear_groups(call, call.operands)
-    return factors.rule([dims], [[*dims, factors.whole("two", 2)]], linear=linear, elementwise=True)
+
+    def local(ctx: Local, self: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.resolve_conj(self))  # a block may be conjugated lazily
+
+    options: dict[str, Any] = {"linear": linear_groups(call, call.operands), "local": local, "strided": True}
+    return factors.rule([dims], [[*dims, factors.whole("two", 2)]], elementwise=True, **options)
 
 
 @register(aten.view_as_complex.default, aten.view_as_complex_copy.default)
@@ -149,7 +153,7 @@ def view_as_complex(call: Call) -> Rule:
         return torch.view_as_complex(self.contiguous())  # a block's strides may be odd
 
     linear = linear_groups(call, call.operands)
-    return factors.rule([[*dims, factors.whole("two", 2)]], [dims], linear=linear, local=local)
+    return factors.rule([[*dims, factors.whole("two", 2)]], [dims], linear=linear, local=local, strided=True)
 
 
 @register(

@@ -88,6 +88,7 @@ RESHAPES = [
     for overload in packet.overloads()
     if overload in ("default", "dim", "dims", "using_ints", "int")
 ]
+STRIDED = [aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default]
 PRIM_RESHAPES = [prims.reshape.default, prims.squeeze.default, prims.split_dim.default]
 PRIM_RESHAPES += [prims.collapse.default, prims.collapse_view.default]
 
@@ -97,8 +98,8 @@ def reshape(call: Call) -> Rule:
     """Dims are split and merged along their common factors."""
     factors = Factors()
     before, after = regroup(factors, call.operands[0].shape, call.results[0].shape)
-    linear = linear_groups(call, call.operands)
-    return factors.rule([before], [after], linear=linear, elementwise=True, local=reshaping)
+    options: dict[str, Any] = {"linear": linear_groups(call, call.operands), "strided": call.op in STRIDED}
+    return factors.rule([before], [after], elementwise=True, local=reshaping, **options)
 
 
 @register(aten.as_strided.default, aten.as_strided_copy.default)
@@ -272,4 +273,4 @@ def view_dtype(call: Call) -> Rule:
     def local(ctx: Local, self: Any, dtype: torch.dtype) -> Any:
         return op(self.contiguous(), dtype)
 
-    return factors.rule([ins], [outs], elementwise=smaller is before or before == after, local=local)
+    return factors.rule([ins], [outs], elementwise=smaller is before or before == after, local=local, strided=True)
