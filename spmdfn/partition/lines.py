@@ -21,11 +21,15 @@ def _directory(package: str) -> str:
 
 
 _LIBRARIES = (*(_directory(package) for package in ("torch", "spmdfn", "optree", "einops", "importlib")), "<")
+# Of code without a file only what was typed is the user's: in Python, IPython, a doctest. The rest was generated.
+_TYPED = ("<stdin>", "<input>", "<python-input", "<ipython-input", "<doctest ")
 
 
 @lru_cache(maxsize=4096)
 def _shown(filename: str) -> str | None:
     """The file's name as shown to the user; None for a library's file."""
+    if filename.startswith(_TYPED):
+        return filename
     if filename.startswith(_LIBRARIES) or os.path.basename(filename) == "contextlib.py":
         return None
     relative = os.path.relpath(filename)
