@@ -1,6 +1,7 @@
 """What torch would ask a value for: `x[i]` and `x[i, j] = v` by a traced scalar, `one_hot`, `_foreach_add` of a scalar.
 
-A trace gathers, scatters and compares instead.
+A trace gathers, scatters and compares instead. And a closed-over mask, whose values are known, is the integers that it
+stands for.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .._compat import is_traced
+from .._compat import is_traced, no_dispatch_modes, no_functorch
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -20,7 +21,7 @@ def without_value(
 ) -> Callable[[], Any] | None:
     """What to call instead of this function; None where it asks for no value."""
     if function is torch.Tensor.__getitem__ or function is torch.Tensor.__setitem__:
-        return _by_traced_scalar(function, args)
+        return _by_traced_scalar(function, args) or _by_constant_mask(function, args)
     if function is torch.nn.functional.one_hot:
         return _one_hot(*args, **kwargs)
     if function is torch._foreach_add or function is torch._foreach_add_:
@@ -54,6 +55,25 @@ def _by_traced_scalar(function: Callable[..., Any], args: Sequence[Any]) -> Call
     if function is torch.Tensor.__getitem__:
         return lambda: torch.ops.aten.index.Tensor(x, places)
     return lambda: _write(x, places, args[2])
+
+
+def _by_constant_mask(function: Callable[..., Any], args: Sequence[Any]) -> Callable[[], Any] | None:
+    items = args[1] if isinstance(args[1], tuple) else (args[1],)
+    if not any(_is_constant_mask(item) for item in items):
+        return None
+    index: list[Any] = []
+    for item in items:
+        if _is_constant_mask(item):
+            with no_functorch(), no_dispatch_modes():
+                index.extend(item.nonzero(as_tuple=True))
+        else:
+            index.append(item)
+    return lambda: function(args[0], tuple(index), *args[2:])
+
+
+def _is_constant_mask(item: Any) -> bool:
+    known = type(item) in (torch.Tensor, torch.nn.Parameter) and not is_traced(item)
+    return known and item.dtype in (torch.bool, torch.uint8) and item.dim() > 0
 
 
 def _write(x: torch.Tensor, places: list[torch.Tensor], value: Any) -> None:

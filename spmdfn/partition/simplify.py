@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import fx
 
 from .._compat import FakeTensorMode
+from . import along, strided
 
 _aten = torch.ops.aten
 _SCATTERS: dict[Any, Any] = {
@@ -37,8 +39,9 @@ def _args(node: fx.Node) -> tuple[Any, ...]:
 
 def simplify(graph: fx.Graph, fake: FakeTensorMode, constants: Mapping[str, torch.Tensor]) -> None:
     """Simplify a functional graph in place, keeping its order. Linear in the number of nodes."""
-    rewrite = _Rewriter(graph, fake)
     seen: dict[Hashable, fx.Node] = {}
+    rewrite = _Rewriter(graph, fake, constants, seen)
+    _spell_strides_out(graph, rewrite)
     for node in list(graph.nodes):
         if node.op not in ("call_function", "get_attr"):
             continue
@@ -53,6 +56,15 @@ def simplify(graph: fx.Graph, fake: FakeTensorMode, constants: Mapping[str, torc
             graph.erase_node(node)
     for node in reversed(list(graph.nodes)):
         if not node.users and node.op in ("call_function", "get_attr") and not _has_effects(node):
+            graph.erase_node(node)
+
+
+def _spell_strides_out(graph: fx.Graph, rewrite: _Rewriter) -> None:
+    """Before any other rewrite, and from the end: strides are those of what was traced, not of its stand-in."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and node.target in (strided.READ, strided.WRITE):
+            better = rewrite(node) or strided.without_strides(node, functools.partial(rewrite.make, node))
+            node.replace_all_uses_with(better)
             graph.erase_node(node)
 
 
@@ -103,8 +115,14 @@ def _may_stand_in(new: torch.Tensor, old: torch.Tensor) -> bool:
 class _Rewriter:
     """Calling it with a node gives the node to use instead, or None."""
 
-    def __init__(self, graph: fx.Graph, fake: FakeTensorMode) -> None:
-        self.graph, self.fake = graph, fake
+    def __init__(
+        self,
+        graph: fx.Graph,
+        fake: FakeTensorMode,
+        constants: Mapping[str, torch.Tensor],
+        seen: dict[Hashable, fx.Node],
+    ) -> None:
+        self.graph, self.fake, self.constants, self.seen = graph, fake, constants, seen
         self.rules: dict[Any, Callable[[fx.Node], fx.Node | None]] = dict.fromkeys(_IDENTITIES, _same_value)
         self.rules.update({_aten.view.default: _round_trip, _aten._unsafe_view.default: _round_trip})
         self.rules.update(dict.fromkeys((_aten.t.default, _aten.transpose.int, _aten.permute.default), _turned_back))
@@ -112,6 +130,7 @@ class _Rewriter:
         self.rules[_aten._efficientzerotensor.default] = self._zeros
         self.rules.update(dict.fromkeys(_SCATTERS, self._scatter))
         self.rules.update(dict.fromkeys(_VIEWS, self._view))
+        self.rules.update(dict.fromkeys((*along.READS, *along.WRITES), self._along))
 
     def __call__(self, node: fx.Node) -> fx.Node | None:
         rule = self.rules.get(node.target)
@@ -119,7 +138,16 @@ class _Rewriter:
             return rule(node)
         return self._prim(node) if getattr(node.target, "namespace", "") == "prims" else None
 
-    def _emit(self, place: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    def emit(self, place: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A new node before `place`, or an equal one that was there before."""
+        node = self.make(place, op, *args, **kwargs)
+        found = self.seen.setdefault(_key(node, self.constants), node)
+        if found is not node:
+            self.graph.erase_node(node)
+        return found
+
+    def make(self, place: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A new node before `place`, of its line."""
         with self.graph.inserting_before(place):
             node = self.graph.call_function(op, args, kwargs)
         node.meta.update({name: place.meta[name] for name in ("where", "backward", "recompute") if name in place.meta})
@@ -128,6 +156,9 @@ class _Rewriter:
             node.meta["val"] = op(*values, **named)
         return node
 
+    def _along(self, node: fx.Node) -> fx.Node | None:
+        return along.by_gather(node, self.constants, functools.partial(self.emit, node))
+
     def _copy(self, node: fx.Node) -> fx.Node | None:
         """`copy(destination, source)` is the source, in the destination's shape and dtype."""
         source, wanted = _args(node)[1], node.meta["val"]
@@ -135,15 +166,15 @@ class _Rewriter:
         if given.device != wanted.device:
             return None
         if given.shape != wanted.shape:
-            source = self._emit(node, _aten.expand.default, source, list(wanted.shape))
+            source = self.emit(node, _aten.expand.default, source, list(wanted.shape))
         if given.dtype != wanted.dtype:
-            source = self._emit(node, _aten._to_copy.default, source, dtype=wanted.dtype)
+            source = self.emit(node, _aten._to_copy.default, source, dtype=wanted.dtype)
         if _may_stand_in(source.meta["val"], wanted) or all(
             user.target in _SCATTERS and _args(user)[1] is node for user in node.users
         ):
             return source
         if wanted.is_contiguous():
-            return self._emit(node, _aten.clone.default, source, memory_format=torch.contiguous_format)
+            return self.emit(node, _aten.clone.default, source, memory_format=torch.contiguous_format)
         return None
 
     def _scatter(self, node: fx.Node) -> fx.Node | None:
@@ -178,18 +209,18 @@ class _Rewriter:
 
     def _zeros(self, node: fx.Node) -> fx.Node | None:
         value = node.meta["val"]
-        return self._emit(node, _aten.zeros.default, list(value.shape), dtype=value.dtype, device=value.device)
+        return self.emit(node, _aten.zeros.default, list(value.shape), dtype=value.dtype, device=value.device)
 
     def _prim(self, node: fx.Node) -> fx.Node | None:
         """A primitive by its aten name, where there is one of the same arguments."""
         if node.target is torch.ops.prims.convert_element_type.default:
-            return self._emit(node, _aten._to_copy.default, _args(node)[0], dtype=_args(node)[1])
+            return self.emit(node, _aten._to_copy.default, _args(node)[0], dtype=_args(node)[1])
         target: Any = node.target
         packet = getattr(_aten, target._schema.name.partition("::")[2], None)
         for overload in ("Tensor", "default"):
             op = getattr(packet, overload, None)
             if op is not None and len(_args(node)) <= len(op._schema.arguments) and not node.kwargs and node.users:
-                return self._emit(node, op, *_args(node))
+                return self.emit(node, op, *_args(node))
         return None
 
 

@@ -212,7 +212,7 @@ class _Session:
 
 
 class _Functions(_compat.TorchFunctionMode):
-    """Above autograd: brings captured tensors in, refuses `.numpy()`, needs no value for `x[i]`, tells `Lines` of returns."""
+    """Above autograd: brings captured tensors in, refuses `.numpy()`, needs no value for `x[i]`, tells `Lines`."""
 
     def __init__(self, session: _Session) -> None:
         super().__init__()
