@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,9 +68,10 @@ _FUNCTIONS: dict[Any, str] = {
 
 
 class Namespace:
-    """The names that a generated program uses, and what they stand for."""
+    """The names that a generated program uses, and what they stand for. `taken` are those of its own values."""
 
-    def __init__(self, constants: Mapping[str, torch.Tensor]):
+    def __init__(self, constants: Mapping[str, torch.Tensor], taken: Iterable[str] = ()):
+        self._taken = frozenset(taken)
         self.values: dict[str, Any] = {"torch": torch}
         self._constants = constants
         self._names: dict[Any, str] = {}
@@ -92,7 +93,7 @@ class Namespace:
                 return f"torch.{name}"
             else:  # a prefix keeps it apart from the names of values
                 name = "fn_" + getattr(target, "__name__", "function")
-            while name in self.values:
+            while name in self.values or name in self._taken:
                 name += "_"
             self.values[name] = target
             self._names[target] = name
@@ -112,6 +113,6 @@ class Namespace:
             return str(value)
         if isinstance(value, torch.device):
             return f"torch.{value!r}"
-        name = f"static_{len(self.values)}"
+        name = f"_static_{len(self.values)}"
         self.values[name] = value
         return name

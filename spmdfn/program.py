@@ -90,7 +90,7 @@ class Program:
 
 
 def _generate(graph: fx.Graph, constants: dict[str, torch.Tensor], axes: int) -> tuple[str, Namespace]:
-    namespace = Namespace(constants)
+    namespace = Namespace(constants, [node.name for node in graph.nodes])
     lines: list[str] = []
     names: dict[fx.Node, str] = {}
     dying = last_uses(graph)
@@ -135,8 +135,8 @@ def _generate(graph: fx.Graph, constants: dict[str, torch.Tensor], axes: int) ->
         if dead := dying.get(node):
             lines.append("del " + ", ".join(names[d] for d in dead))
     takes = "".join(f"{name}, " for name in inputs)
-    unpack = [f"{takes}= blocks", "blocks.clear()"] if inputs else []
-    header = f"def program({', '.join([*coordinates, 'blocks'])}):\n"
+    unpack = [f"{takes}= _blocks", "_blocks.clear()"] if inputs else []
+    header = f"def program({', '.join([*coordinates, '_blocks'])}):\n"
     unreached = "    if False:\n        yield\n" if not meets else ""
     return header + unreached + "".join(f"    {line}\n" for line in [*unpack, *lines]), namespace
 

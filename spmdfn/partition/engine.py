@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import getitem
@@ -109,7 +110,7 @@ def _pin(node: fx.Node, mesh: Mesh) -> Layout:
 
 def _enter(graph: fx.Graph, state: Sweep, traced: Traced, inputs: Sequence[Layout], wanted: Sequence[Layout]) -> None:
     places = [node for node in graph.nodes if node.op == "placeholder"]
-    entered = [state.emitter.placeholder(node.name) for node in places]
+    entered = [state.emitter.placeholder(identifier(node.meta["where"])) for node in places]
     for node, local, layout in zip(places, entered, inputs, strict=True):
         state.values[node, 0] = Value(layout, local)
     for node, layout in zip(places, wanted, strict=True):
@@ -137,6 +138,18 @@ def _leave(
         results.append(state.demand(key, layout, _Output(origin), "output"))
         layouts.append(layout)
     return results, layouts
+
+
+def identifier(name: str) -> str:
+    """The name of an argument as an identifier.
+
+    >>> identifier("params['layers'][0].weight")
+    'params_layers_0_weight'
+    >>> identifier("2")
+    'arg_2'
+    """
+    plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
+    return plain if plain[:1].isalpha() else f"arg_{plain}".rstrip("_")
 
 
 class _Output:
