@@ -6,7 +6,7 @@ free slices and reduce-scatters, all-reduce, all-to-all, all-gather, and the sli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -55,11 +55,21 @@ def plans(source: Layout, target: Layout) -> tuple[Plan, ...]:
     common = [_common(a, b, source.mesh) for a, b in zip(source.dims, target.dims, strict=True)]
     if None in common:  # factors that do not align: those dims go through the whole
         dims = [whole(size_of(d)) if c is None else d for d, c in zip(source.dims, common, strict=True)]
-        middle = Layout(source.mesh, dims, source.pending)
-        return (*plans(source, middle), *plans(middle, target))
+        kept = [entry for entry in source.pending if entry in target.pending]
+        # what waits to be reduced is so before the gather or after it, a reduce-scatter then
+        stops = [[Layout(source.mesh, dims, source.pending)]]
+        stops += [[Layout(source.mesh, source.dims, kept), Layout(source.mesh, dims, kept)]] * (
+            len(kept) < len(source.pending)
+        )
+        routes = [_through([source, *middle, target]) for middle in stops]
+        return min(routes, key=lambda route: sum(plan.moved for plan in route))
     now = [piece for pair in common if pair for piece in pair[0]]
     wanted = [piece for pair in common if pair for piece in pair[1]]
     return (_Planner(source, target, now, wanted).plan(),)
+
+
+def _through(stops: Sequence[Layout]) -> tuple[Plan, ...]:
+    return tuple(plan for source, target in pairwise(stops) for plan in plans(source, target))
 
 
 def moved(source: Layout, target: Layout) -> float:
@@ -197,44 +207,45 @@ class _Planner:
         return False
 
     def _permute(self) -> bool:
-        """Same axes, same block shapes, other places: one exchange of whole blocks."""
+        """Same block shapes, other places: one exchange of whole blocks."""
         if self.pending or self.now == self.wanted:
-            return False
-        used = sorted(axis for axes in self.now for axis in axes)
-        if used != sorted(axis for axes in self.wanted for axis in axes):
             return False
         if any(self._n(a) != self._n(b) for a, b in zip(self.now, self.wanted, strict=True)):
             return False
         changed = [i for i in range(len(self.now)) if self.now[i] != self.wanted[i]]
-        among = {axis for i in changed for axis in self.now[i]}
+        among = {axis for i in changed for axis in (*self.now[i], *self.wanted[i])}
         axes = tuple(axis for axis in self.mesh.axis_names if axis in among)
         self.steps.append(Step("permute", axes, sources=self._sources(axes, changed), moved=float(self._numel())))
         self.now = [list(axes) for axes in self.wanted]
         return True
 
     def _sources(self, axes: Axes, changed: Sequence[int]) -> tuple[int, ...]:
-        """For every device of the group (mesh order), the one whose block it needs."""
-        sizes = [self.mesh.shape[axis] for axis in axes]
+        """For every device of the group (mesh order), the one whose block it needs; no two need the same one's.
+
+        Over axes that split nothing yet many have that block: those that split nothing any more tell them apart.
+        """
+        old = [axis for axis in axes if any(axis in self.now[i] for i in changed)]
+        new = [axis for axis in axes if any(axis in self.wanted[i] for i in changed)]
+        pairs: list[tuple[Sequence[str], Sequence[str]]] = [(self.wanted[i], self.now[i]) for i in changed]
+        pairs.append(([axis for axis in old if axis not in new], [axis for axis in new if axis not in old]))
         sources = []
         for device in range(self._n(axes)):
-            place = dict(zip(axes, _digits(device, sizes), strict=True))
-            source = dict(place)
-            for i in changed:
-                index = 0
-                for axis in self.wanted[i]:
-                    index = index * self.mesh.shape[axis] + place[axis]
-                digits = _digits(index, [self.mesh.shape[axis] for axis in self.now[i]])
-                source.update(zip(self.now[i], digits, strict=True))
-            number = 0
-            for axis, size in zip(axes, sizes, strict=True):
-                number = number * size + source[axis]
-            sources.append(number)
+            place = dict(zip(axes, self._digits(device, axes), strict=True))
+            source: dict[str, int] = {}
+            for mine, theirs in pairs:
+                source.update(zip(theirs, self._digits(self._number(place, mine), theirs), strict=True))
+            sources.append(self._number(source, axes))
         return tuple(sources)
 
+    def _number(self, place: Mapping[str, int], axes: Sequence[str]) -> int:
+        number = 0
+        for axis in axes:
+            number = number * self.mesh.shape[axis] + place[axis]
+        return number
 
-def _digits(number: int, sizes: Sequence[int]) -> list[int]:
-    digits = []
-    for size in reversed(sizes):
-        number, digit = divmod(number, size)
-        digits.append(digit)
-    return digits[::-1]
+    def _digits(self, number: int, axes: Sequence[str]) -> list[int]:
+        digits = []
+        for axis in reversed(axes):
+            number, digit = divmod(number, self.mesh.shape[axis])
+            digits.append(digit)
+        return digits[::-1]
