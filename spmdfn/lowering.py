@@ -74,6 +74,7 @@ def mesh_of_call(signature: Signature, names: Sequence[str], leaves: Sequence[An
 
 def trace_call(call: Call) -> TracedCall:
     """Trace the function over this call's shapes. TracingError, with the function's name, if it cannot be traced."""
+    _input_layouts(call)  # arguments that do not fit their specs are told before the function sees them
     signature, places = call.signature, call.places
     treedef: optree.PyTreeSpec | None = None
 
@@ -193,6 +194,7 @@ def _share(call: Call, leaf: Leaf, names: dict[str, int], bound: dict[str, tuple
                     f"{size} in the argument {leaf.name}",
                     f'pattern: "{leaf.spec}"',
                     f"mesh: {call.mesh!r}",
+                    "in a group with an axis, a name is the size of one device's block" if "(" in str(leaf.spec) else "",
                     fix='make the sizes equal, give the dims different names, or "_" for one that is not compared',
                 )
             )

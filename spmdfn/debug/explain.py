@@ -24,6 +24,10 @@ class Explanation:
     totals: dict[tuple[str, ...], int]
     unruled: tuple[tuple[str, str | None], ...]
 
+    def __repr__(self) -> str:
+        count = len(self.rows)
+        return f"<Explanation of {count} collective{'s' * (count != 1)}, {sum(self.totals.values()):,} bytes>"
+
     def __str__(self) -> str:
         if not self.rows:
             lines = ["no communication"]
