@@ -53,11 +53,11 @@ def draw_batch(text: np.ndarray, sequences: int, context: int, seed: tuple[int, 
 # ---------------------------------------------------------------- training
 
 
-def make_optimizer(steps: int, peak: float = 1.5e-3) -> optim.GradientTransformation:
-    """AdamW after clipping; the learning rate warms up for a tenth of the run, then follows a cosine down to 0."""
+def make_optimizer(steps: int, peak: float = 1.5e-3, warm: int = 30) -> optim.GradientTransformation:
+    """AdamW after clipping; the learning rate rises for the first `warm` steps, then follows a cosine down to 0."""
 
     def schedule(step: Tensor) -> Tensor:
-        warmup = (step + 1) / max(1, steps // 10)
+        warmup = (step + 1) / warm
         cosine = 0.5 * (1 + torch.cos(math.pi * step / steps))
         return peak * torch.minimum(warmup, cosine)
 
@@ -68,10 +68,9 @@ def make_steps(mesh: sp.Mesh, config: gpt.Config, optimizer: optim.GradientTrans
     """The three functions of a run, written over whole tensors: `init(key)`, `train_step(...)`, `evaluate(...)`."""
     specs = sp.tree_specs(gpt.shapes(config), gpt.LAYOUT)
 
-    @sp.spmd_jit(mesh=mesh, out_specs=(specs, None))
-    def init(key: Tensor) -> tuple[gpt.Params, Any]:
-        params = gpt.init(key, config)
-        return params, optimizer.init(params)
+    @sp.spmd_jit(mesh=mesh, out_specs=specs)
+    def init(key: Tensor) -> gpt.Params:
+        return gpt.init(key, config)
 
     @sp.spmd_jit(mesh=mesh, in_specs=(specs, None, gpt.TOKENS, P()), out_specs=(specs, None, P()))
     def train_step(params: gpt.Params, state: Any, tokens: Tensor, key: Tensor) -> tuple[gpt.Params, Any, Tensor]:
@@ -107,7 +106,8 @@ def train(name: str, mesh: sp.Mesh, args: argparse.Namespace, explain: bool = Fa
     validation_tokens = draw_batch(held_out, 2 * args.batch, config.context, (args.seed, 0))
     init_key, dropout_key = sp.random.split(sp.random.key(args.seed))
 
-    params, state = init(init_key)
+    params = init(init_key)  # drawn in place: no device ever holds a whole weight
+    state = sp.spmd_jit(optimizer.init, mesh=mesh)(params)  # laid out like the parameters
     run, start = Run(name), 0.0
     bar = tqdm(range(args.steps), name, unit="step", disable=not is_first_process())
     for step in bar:
@@ -168,6 +168,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Train twice, compare, draw."""
     args = parse_args(argv)
+    torch.set_num_threads(1)  # a step is many small operations: more threads mostly wait for each other
     mesh = sp.make_mesh(args.mesh, gpt.AXES)
     one = sp.make_mesh((1,) * len(gpt.AXES), gpt.AXES, backend="local")
     sharded = train(f"{mesh.size} devices", mesh, args, explain=args.explain)

@@ -99,7 +99,7 @@ def test_twenty_plain_steps_lower_the_loss():
 
 
 def test_the_schedule_warms_up_and_ends_at_zero():
-    optimizer = train_gpt.make_optimizer(steps=100, peak=1.0)
+    optimizer = train_gpt.make_optimizer(steps=100, peak=1.0, warm=10)
     params = {"w": torch.zeros(4)}
     state, sizes = optimizer.init(params), []
     for _ in range(101):
