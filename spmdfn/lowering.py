@@ -188,13 +188,14 @@ def _share(call: Call, leaf: Leaf, names: dict[str, int], bound: dict[str, tuple
     for name, size in names.items():
         known, first = bound.setdefault(name, (size, leaf.name))
         if known != size:
+            grouped = "(" in str(leaf.spec)
             raise SpecError(
                 message(
                     f"{call.signature.label}: the name {name!r} binds two sizes: {known} in the argument {first}, "
                     f"{size} in the argument {leaf.name}",
                     f'pattern: "{leaf.spec}"',
                     f"mesh: {call.mesh!r}",
-                    "in a group with an axis, a name is the size of one device's block" if "(" in str(leaf.spec) else "",
+                    "in a group with an axis, a name is the size of one device's block" if grouped else "",
                     fix='make the sizes equal, give the dims different names, or "_" for one that is not compared',
                 )
             )
