@@ -64,7 +64,9 @@ def _bind(node: fx.Node) -> Bound:
     if found is None:
         marked = tuple(Operand(i, tuple(o.meta["val"].shape), o.meta["val"].dtype) for i, o in enumerate(operands))
         call = Call(node.target, tuple(args), kwargs, marked, results_of(node))
-        found = _MEMO[key] = (call, rule_for(call))
+        found = (call, rule_for(call))
+        if found[1] is not None:  # one may be registered later
+            _MEMO[key] = found
     return Bound(node, *found, tuple(operands), key)
 
 
