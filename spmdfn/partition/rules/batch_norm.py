@@ -11,7 +11,7 @@ import torch
 from spmdfn.partition.rule import Call, Rule, register, rule
 from spmdfn.partition.rules._dims import along, masked, names, wide
 from spmdfn.partition.rules._masking import pattern
-from spmdfn.partition.rules.norm import centred, through_norm
+from spmdfn.partition.rules.norm import centred
 
 aten = torch.ops.aten
 Splits = Mapping[str, int]
@@ -106,7 +106,11 @@ def batch_norm_backward(call: Call) -> Rule | None:
         grad = grad.to(acc)
         unit = (input.to(acc) - along(mean, 1, rank)) * along(rstd, 1, rank)
         scale = along(rstd if weight is None else rstd * weight, 1, rank)
-        parts = [through_norm(grad, unit, dims) * scale, torch.sum(grad * unit, dims), torch.sum(grad, dims)]
+        # the sums are the gradients of weight and bias too: each is reduced over devices once
+        along_unit, total = torch.sum(grad * unit, dims), torch.sum(grad, dims)
+        count = math.prod(input.shape[dim] for dim in dims)
+        centre = grad - along(total / count, 1, rank) - unit * along(along_unit / count, 1, rank)
+        parts = [centre * scale, along_unit, total]
         return tuple(None if dtype is None else part.to(dtype) for part, dtype in zip(parts, dtypes, strict=True))
 
     text = pattern(call, ins, *masked([every, ["c"], ["c"]], mask))
