@@ -160,3 +160,47 @@ def storage_id(storage: torch.UntypedStorage) -> int:
 def tracing() -> bool:
     """Whether a make_fx trace is running around the caller."""
     return get_proxy_mode() is not None
+
+
+def innermost(value: Any) -> Any:
+    """The tensor under all functorch levels: a plain, fake or wrapper tensor."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value
+
+
+def is_function_apply(function: Any) -> bool:
+    """Whether a call is how functorch applies an autograd.Function."""
+    return function is custom_function_call
+
+
+from torch._functorch.autograd_function import custom_function_call as custom_function_call  # noqa: E402
+
+
+@contextmanager
+def below_dispatch() -> Iterator[None]:
+    """Run ops on a wrapper itself, past its __torch_dispatch__: changes its own metadata."""
+    python = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
+    with torch._C._ExcludeDispatchKeyGuard(python | torch._C.DispatchKeySet(torch._C.DispatchKey.PythonTLSSnapshot)):
+        yield
+
+
+disabled_torch_function = torch._C._disabled_torch_function_impl
+graph_task_id = torch._C._current_graph_task_id  # a number for the backward that runs, -1 outside
+
+
+def unwrapped(value: torch.Tensor) -> torch.Tensor:
+    """What a functorch wrapper holds, one level down."""
+    return torch._C._functorch.get_unwrapped(value)
+
+
+def is_composite(op: Any) -> bool:
+    """Whether an op is only a name for others: it gets to a subclass where autograd is off, as in inference mode."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+
+
+def no_function_modes() -> Any:
+    """A context in which torch functions go straight to dispatch."""
+    return torch._C.DisableTorchFunction()

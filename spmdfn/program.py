@@ -121,7 +121,7 @@ def _generate(graph: fx.Graph, constants: dict[str, torch.Tensor], axes: int) ->
         else:
             if node.target in COLLECTIVES:
                 row = node.meta["row"]
-                value = f"yield {meets}, {text(node.args[0])}"
+                value = f"yield {meets}, {text(tensors_of(node))}"
                 note = f"  # {row['op']} over {', '.join(row['axes'])}: {row['why']}{' at' + note[3:] if note else ''}"
                 meets += 1
             elif node.op == "call_method":
@@ -139,6 +139,22 @@ def _generate(graph: fx.Graph, constants: dict[str, torch.Tensor], axes: int) ->
     header = f"def program({', '.join([*coordinates, '_blocks'])}):\n"
     unreached = "    if False:\n        yield\n" if not meets else ""
     return header + unreached + "".join(f"    {line}\n" for line in [*unpack, *lines]), namespace
+
+
+def tensors_of(node: fx.Node) -> Any:
+    """What a device brings to a collective: a tensor, or a tuple of them."""
+    count = _axes_place(node)
+    return node.args[0] if count == 1 else tuple(node.args[:count])
+
+
+def axes_and_rest(node: fx.Node) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """The axes of a collective, and its arguments after them."""
+    place = _axes_place(node)
+    return tuple(node.args[place]), node.args[place + 1 :]  # type: ignore[arg-type]
+
+
+def _axes_place(node: fx.Node) -> int:
+    return next(i for i, argument in enumerate(node.args) if not isinstance(argument, fx.Node))
 
 
 def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:

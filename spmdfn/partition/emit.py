@@ -14,6 +14,7 @@ from .. import collectives
 from ..layout import Axes, Dim, Layout, blocks_of
 from ..mesh import Mesh
 from .calls import Bound, map_structure, paths_of
+from .manual import placed
 from .reshard import Plan, Step, plans
 from .rule import Dims, Local, Operand, Rule
 
@@ -67,6 +68,10 @@ class Emitter:
         args = map_structure(fill, bound.call.args)
         kwargs = map_structure(fill, dict(bound.call.kwargs))
         rule = bound.rule
+        if bound.call.op in collectives.PLACED:
+            return [placed(self, bound.call.op, args, bound.node.meta["val"].device.type)]
+        if bound.call.op in collectives.COLLECTIVES:
+            return [self._named(bound, args, assignment, where)]
         if rule is None or rule.local is None or not (assignment or rule.strided):
             node = self.graph.call_function(bound.call.op, args, kwargs)  # type: ignore[arg-type]
             return self._results(node, bound.node.meta["val"], where)
@@ -82,6 +87,35 @@ class Emitter:
         for node in nodes:
             node.meta["where"] = where
         return nodes
+
+    def _named(self, bound: Bound, args: Any, assignment: Assignment, where: str | None) -> fx.Node:
+        """Emit a collective of a device-view body, with its row."""
+        op, rule = bound.call.op, bound.rule
+        place = next(i for i, argument in enumerate(args) if not isinstance(argument, fx.Node))
+        axes = tuple(axis for axis in args[place] if self.mesh.shape[axis] > 1)
+        if not axes and op is not collectives.ragged_all_to_all and op is not collectives.permute:
+            return args[0]
+        node = self.graph.call_function(op, (*args[:place], list(axes or args[place]), *args[place + 1 :]))
+        assert rule is not None
+        numel = math.prod(_Local(self, rule, assignment).in_shape(0))
+        name = op._schema.name.removeprefix("spmdfn::")
+        n = self._group_size(args, place)
+        factor = {"all_reduce": 2 * (n - 1) / n, "all_gather": n - 1, "permute": 1.0}.get(name, (n - 1) / n)
+        how = {"all_reduce": 1, "reduce_scatter": 3}.get(name)
+        node.meta["where"] = where
+        node.meta["row"] = {
+            "op": name,
+            "reduce": args[place + how] if how else None,
+            "axes": axes,
+            "bytes": round(factor * numel * bound.call.operands[0].dtype.itemsize),
+            "where": where,
+            "why": "called in a shard_map",
+        }
+        return node
+
+    def _group_size(self, args: Any, place: int) -> int:
+        cut = next((a for a in args[place + 1 :] if isinstance(a, (list, tuple)) and a), None)
+        return cut[0] if cut and len(args) > place + 2 else self.mesh.axis_size(tuple(args[place]))
 
     def _results(self, node: fx.Node, value: Any, where: str | None) -> list[fx.Node]:
         node.meta["where"] = where

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from ..collectives import enter
 from ..constrain import op as constrain_op
-from ..layout import Dim, Layout, axes_of
+from ..layout import Dim, Layout, axes_of, replicated
 from ..mesh import Mesh
 from .assign import combine, dims_for, opinion
 from .calls import Bound, Calls, source_of, users_of
+from .manual import BORDER, outside
 from .wishes import Key, Wishes
 
 DEPTH = 6
@@ -47,6 +49,11 @@ class Outlook:
             return layout.dims if layout is not None else None
         if user.target is constrain_op:
             return self.pins[user].dims
+        if user.target in BORDER:
+            if user.target is not enter:
+                return None
+            shape = user.args[0].meta["val"].shape  # type: ignore[union-attr]
+            return outside(user, replicated(self.mesh, shape)).dims
         bound = self.calls(user)
         rule = bound.rule
         if rule is None or (near and not rule.elementwise):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import fx
 
+from .. import collectives
 from ..constrain import op as constrain_op
 from ..errors import ShardingError, message
 from ..layout import Layout, replicated
@@ -23,6 +24,7 @@ from .assign import combine, dims_for, opinion, result_layout
 from .calls import Bound, Calls, source_of, tensors_in
 from .choose import Choice, Chooser
 from .emit import Emitter
+from .manual import BORDER, inside, left, outside
 from .outlook import Outlook
 from .reshard import moved, plans
 from .wishes import Key, Wishes
@@ -128,6 +130,9 @@ class Sweep:
             layout = self.pins[node]
             self.values[node, 0] = Value(layout, self.demand(operand, layout, node, "constrain"))
             return
+        if node.target in BORDER:
+            self._cross(node)
+            return
         bound = self.calls(node)
         if bound.rule is None:
             self._run_whole(bound)
@@ -141,6 +146,17 @@ class Sweep:
             return
         else:
             self._run(bound, self.chooser.choose(bound))
+
+    def _cross(self, node: fx.Node) -> None:
+        """The border of a device-view body: a global value becomes a block, or a block a global value."""
+        operand = source_of(node.args[0])  # type: ignore[arg-type]
+        natural = self.natural(operand)
+        if node.target is collectives.enter:
+            layout = outside(node, natural)
+            local = self.demand(operand, layout, node, "in_specs of a shard_map")
+            self.values[node, 0] = Value(inside(node, layout), local)
+        else:
+            self.values[node, 0] = Value(left(node, natural), self.demand(operand, natural, node, "out_specs"))
 
     def _whole_splits(self, bound: Bound) -> dict[str, int]:
         """The "whole" factors on which some operand is split, with the number of their blocks."""

@@ -42,7 +42,7 @@ class Call:
     `operands` lists them in the order of (args, kwargs), lists of tensors flattened in place, None skipped.
     """
 
-    op: Hashable
+    op: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     operands: tuple[Operand, ...]

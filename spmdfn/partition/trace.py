@@ -13,6 +13,7 @@ from torch import fx
 
 from .. import _compat
 from .._compat import FakeTensor, FakeTensorMode, FunctionalTensor, FunctionalTensorMode
+from ..device_types import Types
 from ..errors import TracingError, message
 from . import guards
 from .indexing import without_value
@@ -83,13 +84,18 @@ def trace(
         return [value for value in outputs if isinstance(value, torch.Tensor)]
 
     functional = _compat.dispatch_functionalize(body, FunctionalTensorMode())
+
+    def typed(*fakes: torch.Tensor) -> Any:
+        with Types():  # device types of values in a map; inside functionalization, so that writes are seen as values
+            return functional(*fakes)
+
     with ExitStack() as stack:
         stack.enter_context(_compat.view_replay(True))  # else writes to views trace to as_strided in a backward
         stack.enter_context(_compat.compiling())
         for setting in (_compat.single_threaded_autograd(), _compat.no_mkldnn(), _compat.quiet_grad_access()):
             stack.enter_context(setting)
         try:
-            module = _compat.make_fx(functional, tracing_mode="real", _disable_torch_fn_metadata_mode=True)(*stand_ins)
+            module = _compat.make_fx(typed, tracing_mode="real", _disable_torch_fn_metadata_mode=True)(*stand_ins)
         except Exception as error:
             _reraise(error, session)
     return _traced(module, session, outputs)
