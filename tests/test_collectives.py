@@ -209,3 +209,36 @@ def test_rows_tell_where_and_why():
     (row,) = program.collectives
     assert row.where.endswith("test_collectives.py:24") and row.why == "sum of mm"
     assert (row.reduce, row.bytes) == ("sum", 2 * 3 * 8 * 4 * 16 * 8 // 4)
+
+
+def test_clipping_by_the_global_norm_costs_one_scalar():
+    def clip(gradients):
+        return sp.optim.clip_by_global_norm(1.0).update(gradients, (), None)[0]
+
+    gradients = {"a": draw(8, 4), "b": draw(4, 8) * 3, "c": draw(6), "d": draw(8, 8, 2)}
+    specs = {"a": P("fsdp", "tp"), "b": P("tp"), "c": P(), "d": P(("dp", "fsdp"))}
+    program, error = run_both(clip, CUBE, (specs,), specs, (gradients,))
+    assert moves(program) == [("all_reduce", ("dp", "fsdp", "tp"))] and error < 1e-15
+    assert program.collectives[0].bytes == 14
+
+
+def test_a_sum_of_scalars_of_any_layout_is_exact_where_one_is_infinite():
+    def total(x, y):
+        return x.sum() + y.sum()
+
+    x, y = draw(8), torch.tensor([1.0, float("inf")], dtype=torch.float64)
+    program, _ = run_both(total, TP, (P("tp"), P()), P(), (x, y))
+    assert sp.spmd_jit(total, mesh=TP, in_specs=(P("tp"), P()))(x, y).item() == float("inf")
+    assert moves(program) == [("all_reduce", ("tp",))]
+
+
+def test_optimizer_state_made_with_the_parameters_takes_their_layout():
+    specs = {"a": P("fsdp", "tp"), "b": P(None, "dp")}
+    shapes = {"a": (4, 8), "b": (3, 2)}
+
+    def init(key):
+        params = {name: sp.random.normal(key, shape) for name, shape in shapes.items()}
+        return params, {name: torch.zeros_like(p) for name, p in params.items()}
+
+    _, state = sp.spmd_jit(init, mesh=CUBE, out_specs=(specs, None))(sp.random.key(0))
+    assert {name: leaf.spec for name, leaf in state.items()} == specs

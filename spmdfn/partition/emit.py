@@ -14,7 +14,7 @@ from .. import collectives
 from ..layout import Axes, Dim, Layout, blocks_of
 from ..mesh import Mesh
 from .calls import Bound, map_structure, paths_of
-from .manual import placed
+from .manual import keep, placed
 from .reshard import Plan, Step, plans
 from .rule import Dims, Local, Operand, Rule
 
@@ -168,7 +168,7 @@ class Emitter:
             shape[dim] //= n
             return call(torch.narrow, (node, dim, self.offset(step.axes, shape[dim]), shape[dim]))
         if step.op == "mask":
-            return call(torch.mul, (node, self._int(operator.eq, self.place(step.axes), 0)))
+            return call(keep, (node, self._int(operator.eq, self.place(step.axes), 0)))
         if step.op == "all_reduce":
             return call(collectives.all_reduce, (node, axes, step.reduce))
         if step.op == "reduce_scatter":

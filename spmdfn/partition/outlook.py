@@ -137,6 +137,10 @@ class Outlook:
         if not any(layout is not None and layout.pending for layout in pending):
             return none
         for group in self._groups(bound):
+            if self._joins(bound, group):  # the scalars that are not pending are kept on one device: one sum for all
+                sums = [layout.pending for layout in pending if layout is not None]
+                if all(op == "sum" for layout in sums for _, op in layout):
+                    return group, tuple(sorted({axis for layout in sums for axis, _ in layout}))
             axes: set[str] | None = None
             for place in group:
                 layout = pending[place]
@@ -153,6 +157,10 @@ class Outlook:
         assert rule is not None
         tensors = {o.index for o in bound.call.operands if o.shape and o.index not in rule.shape_only}
         return [group for group in rule.linear if tensors <= group or (not tensors and group)]
+
+    def _joins(self, bound: Bound, group: frozenset[int]) -> bool:
+        """Whether a call adds scalars, so that sums over different axes may wait for each other."""
+        return len(group) > 1 and len(group) == len(bound.operands) and not any(o.shape for o in bound.call.operands)
 
     def needs_settled(self, key: Key) -> bool:
         """Whether some consumer, through unary linear ops, cannot take the value as a pending sum."""
@@ -178,6 +186,8 @@ class Outlook:
         for group in self._groups(bound):
             if places <= group:
                 others = [source_of(bound.operands[place]) for place in group - places]
+                if self._joins(bound, group):
+                    return False
                 if not others:
                     return any(self._user_needs((user, 0), next_, axes) for next_ in users_of(user)[0])
                 if all(self._may_be_pending(other, axes) for other in others):

@@ -246,10 +246,12 @@ class Sweep:
         return self.emitter.graph.call_function(torch.empty, (list(layout.local_shape),), options)
 
     def natural(self, key: Key) -> Layout:
-        """The layout of a free value that nobody asked for: that of the operands whose shape it took."""
+        """The layout of a free value that nobody asked for: its wish, else that of the operands whose shape it took."""
         layout = self.layout_of(key)
         if layout is not None:
             return layout.settled
+        if key in self.wishes:
+            return Layout(self.mesh, self.wishes[key])
         bound = self.calls(key[0])
         rule = bound.rule
         assert rule is not None
