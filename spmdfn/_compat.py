@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -185,6 +185,11 @@ def below_dispatch() -> Iterator[None]:
     python = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
     with torch._C._ExcludeDispatchKeyGuard(python | torch._C.DispatchKeySet(torch._C.DispatchKey.PythonTLSSnapshot)):
         yield
+
+
+def own_binding(name: str) -> Callable[..., Any] | None:
+    """The function by which torch itself offers an aten op to Python, if it does: cheaper to call than an overload."""
+    return getattr(torch._C._VariableFunctions, name, None) or getattr(torch._C._nn, name, None)
 
 
 disabled_torch_function = torch._C._disabled_torch_function_impl
