@@ -4,7 +4,15 @@ from __future__ import annotations
 
 
 class SpmdError(Exception):
-    """The base of every error that spmdfn raises on purpose."""
+    """The base of every error that spmdfn raises on purpose.
+
+    >>> import spmdfn as sp
+    >>> try:
+    ...     sp.make_mesh((2,), ("dp", "tp"))
+    ... except sp.SpmdError as error:
+    ...     print(type(error).__name__, str(error).splitlines()[0], sep=": ")
+    SpecError: make_mesh: 1 axis_shapes for 2 axis_names
+    """
 
 
 class SpecError(SpmdError, ValueError):

@@ -23,6 +23,12 @@ class GradientTransformation(NamedTuple):
 
     `init(params)` gives the first state; `update(grads, state, params)` gives `(updates, state)`.
     Updates have the tree, shapes and dtypes of the gradients.
+
+    >>> def update(grads, state, params):
+    ...     return {name: -0.1 * grad.sign() for name, grad in grads.items()}, state
+    >>> rule = GradientTransformation(lambda params: (), update)
+    >>> rule.update({"w": torch.tensor([3.0, -4.0])}, rule.init({}), {})[0]["w"]
+    tensor([-0.1000,  0.1000])
     """
 
     init: Callable[[PyTree], PyTree]
@@ -79,6 +85,8 @@ def clip_by_global_norm(max_norm: float) -> GradientTransformation:
 def scale_by_momentum(decay: float, nesterov: bool = False) -> GradientTransformation:
     """Replace a gradient by the decaying sum of all so far: `m = decay * m + g`, or `g + decay * m` with `nesterov`.
 
+    As in torch.optim.SGD, after Sutskever et al., "On the importance of initialization and momentum" (ICML 2013).
+
     >>> rule = scale_by_momentum(0.5)
     >>> updates, state = rule.update(torch.ones(2), rule.init(torch.zeros(2)), torch.zeros(2))
     >>> rule.update(torch.ones(2), state, torch.zeros(2))[0]
@@ -98,6 +106,9 @@ def scale_by_momentum(decay: float, nesterov: bool = False) -> GradientTransform
 
 def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> GradientTransformation:
     """Divide the running mean of the gradients by the root of their running mean square, both without their bias to 0.
+
+    Algorithm 1 of Kingma and Ba, "Adam" (arXiv 1412.6980), before its learning rate. Moments have the dtypes of the
+    parameters.
 
     >>> rule = scale_by_adam()
     >>> rule.update(torch.tensor([5.0, -0.1]), rule.init(torch.zeros(2)), torch.zeros(2))[0]
@@ -161,6 +172,8 @@ def scale_by_learning_rate(lr: float | Schedule) -> GradientTransformation:
 def chain(*transformations: GradientTransformation) -> GradientTransformation:
     """Apply transformations one after another; the state is the tuple of theirs.
 
+    ValueError if a state of another length is given.
+
     >>> rule = chain(clip_by_global_norm(1.0), sgd(0.1))
     >>> rule.update(torch.tensor([3.0, 4.0]), rule.init(torch.zeros(2)), torch.zeros(2))[0]
     tensor([-0.0600, -0.0800])
@@ -202,6 +215,8 @@ def adamw(
     lr: float | Schedule, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01
 ) -> GradientTransformation:
     """Adam with weight decay kept apart from the gradient, as `torch.optim.AdamW`.
+
+    Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (arXiv 1711.05101).
 
     >>> rule = adamw(0.1, weight_decay=0.5)
     >>> rule.update(torch.ones(2), rule.init(torch.ones(2)), torch.ones(2))[0]

@@ -49,6 +49,21 @@ class Program:
     """A partitioned function, ready to run. Made by `spmd_jit(f).lower(*args)`.
 
     `graph` is the FX graph over local shapes, `collectives` its rows in program order.
+
+    >>> import torch, spmdfn as sp
+    >>> mesh = sp.make_mesh((4,), ("dp",))
+    >>> program = sp.spmd_jit(lambda x: x.sum(), mesh=mesh, in_specs=sp.P("dp")).lower(torch.empty(8, device="meta"))
+    >>> [(row.op, row.bytes) for row in program.collectives]
+    [('all_reduce', 6)]
+    >>> print(program.as_text())  # doctest: +ELLIPSIS
+    def program(at_dp, ...):
+        ...
+        sum_default = x.sum()...
+        del x
+        all_reduce_default = yield 0, sum_default  # all_reduce over dp: sum of sum...
+        del sum_default
+        return [all_reduce_default]
+    <BLANKLINE>
     """
 
     def __init__(self, partitioned: Partitioned):

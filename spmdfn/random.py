@@ -3,6 +3,9 @@
 Names, argument order and values are those of `jax.random` with its default generator. A key is a plain uint32 tensor of
 shape (..., 2); it is used for one draw, and `split` or `fold_in` make more. Every sampler takes `spec=`: inside a
 traced function it pins the layout of the draw, outside the result is an Array; each device computes its own block only.
+
+The generator is threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
+with an element's row-major index in the whole array as its counter.
 """
 
 from __future__ import annotations
@@ -96,7 +99,8 @@ def uniform(
 def normal(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.float32, *, spec: Spec = None) -> Tensor:
     """Standard normals of shape (..., *shape).
 
-    They are sqrt(2) * erfinv of a uniform draw on (-1, 1), so float32 values lie within +-5.42. Raises SpecError for a
+    They are sqrt(2) * erfinv of a uniform draw on (-1, 1), so float32 values lie within +-5.42; erfinv in float32 is
+    the polynomial of Giles, "Approximating the erfinv function" (GPU Computing Gems, 2012). Raises SpecError for a
     dtype that is no float of 16 to 64 bits.
 
     >>> import spmdfn as sp
@@ -144,7 +148,8 @@ def randint(
 def permutation(key: Tensor, x: int | Tensor, *, spec: Spec = None) -> Tensor:
     """x with its rows (dim 0) in random order, or the numbers 0 to x - 1 (int64) for an int x.
 
-    Every device of a mesh computes the whole order. Raises SpecError for a tensor of shape ().
+    The order is that of a stable sort by random words, repeated if they are few for so many rows. Every device of a
+    mesh computes the whole of it. Raises SpecError for a tensor of shape ().
 
     >>> import spmdfn as sp
     >>> sp.random.permutation(sp.random.key(0), 7).tolist()

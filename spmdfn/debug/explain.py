@@ -47,7 +47,8 @@ class Explanation:
 def explain(f: Callable[..., Any]) -> Callable[..., Explanation]:
     """A function of f's arguments that prints and returns the table of f's collectives. Nothing runs.
 
-    `f` is made by `spmd_jit`; a plain function is taken as `spmd_jit(f)`. Arguments may be meta tensors.
+    `f` is made by `spmd_jit`; a plain function is taken as `spmd_jit(f)`. Arguments may be meta tensors, and the mesh
+    one of the backend "fake". Raises what a call would raise before it runs.
 
     >>> import torch, spmdfn as sp
     >>> mesh = sp.make_mesh((4,), ("tp",))

@@ -31,6 +31,9 @@ class Peak:
 def peak_memory(program: Program, *, shown: int = 8) -> Peak:
     """The peak of a Program's live bytes on one device. Views count as the storage they look at.
 
+    `shown` is how many of the largest values alive then are listed. What a backend adds, such as a kernel's workspace,
+    is not counted.
+
     >>> import torch, spmdfn as sp
     >>> mesh = sp.make_mesh((4,), ("dp",))
     >>> f = sp.spmd_jit(lambda x: (x * 2).sum(), mesh=mesh, in_specs=sp.P("dp"))
