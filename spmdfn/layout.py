@@ -63,6 +63,8 @@ def join(dims: Iterable[Dim], mesh: Mesh) -> Dim:
     result: list[Factor] = []
     for dim in dims:
         for factor in dim:
+            if not factor.size:
+                return whole(0)  # nothing to split
             if result:
                 major = result[-1]
                 if not factor.axes or major.padded == blocks_of(major, mesh):

@@ -20,6 +20,7 @@ from spmdfn.spec import resolve
 
 LINE = sp.make_mesh((4,), ("x",))
 SQUARE = sp.make_mesh((2, 2), ("x", "y"))
+CUBE = sp.make_mesh((2, 2, 2), ("x", "y", "z"))
 
 
 def is_smooth(value: torch.Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from laid_out import n, pos
+from laid_out import cn, n, pos
 from versus import case
 
 
@@ -51,6 +51,8 @@ PRODUCTS = [
     case("tensordot", lambda x, y: torch.tensordot(x, y, 2), n(8, 4, 4), n(4, 4, 8), free="x--, ,--x"),
     case("gram", lambda x: x @ x.mT, n(8, 4)),
     case("cdist", lambda x, y: torch.cdist(x, y), n(8, 4), n(8, 4)),
+    case("linear in bfloat16", lambda x, w: F.linear(x.bfloat16(), w.bfloat16()).float(), n(8, 16), n(4, 16), free="x-,", close=3e-2),
+    case("autocast by hand", lambda x, w: (x.float() @ w.float()).softmax(-1).double(), n(8, 4), n(4, 8), free="x-,", close=1e-5),
     # attention
     case("attention", attention, *QKV, free="x---,x---,x--- -x--,-x--,-x-- xy--,xy--,xy-- -(yx)--,-(yx)--,-(yx)--", close=1e-6),
     case("attention, causal", lambda *qkv: attention(*qkv, is_causal=True), *QKV, free="x---,x---,x--- xy--,xy--,xy--", close=1e-6),
@@ -58,6 +60,16 @@ PRODUCTS = [
     case("attention with a bias", lambda q, k, v, m: attention(q, k, v, attn_mask=m), *QKV, n(4, 4, 4), close=1e-6),
     case("attention, grouped", lambda *qkv: attention(*qkv, is_causal=True, enable_gqa=True), *SHARED, free="-x--,-x--,-x--", close=1e-6),
     case("attention by hand", by_hand, *QKV, free="x---,x---,x--- -x--,-x--,-x-- --x-,,"),
+    # no rule: gathered and run replicated
+    case("inverse", lambda x: torch.linalg.inv(x + 4 * torch.eye(4)), n(4, 4, 4)),
+    case("qr", lambda x: torch.linalg.qr(x), n(8, 4)),
+    case("cholesky and solve", lambda x, b: torch.cholesky_solve(b, torch.linalg.cholesky(x @ x.mT + torch.eye(4))), n(4, 4), n(4, 8)),
+    case("eigenvalues", lambda x: torch.linalg.eigvalsh(x + x.mT), n(4, 4)),
+    case("singular values", lambda x: torch.linalg.svdvals(x), n(8, 4)),
+    case("determinant", lambda x: torch.linalg.slogdet(x), n(4, 4, 4)),
+    case("fft", lambda x: torch.fft.rfft(x, dim=0).abs(), n(8, 4)),
+    case("an inverse fft", lambda z: torch.fft.ifft(z).real, cn(4, 8)),
+    case("histc", lambda x: x.histc(4, -2, 2), n(8, 4), diff=()),
     # norms
     case("layer_norm", lambda x, w, b: F.layer_norm(x, (8,), w, b), n(4, 4, 8), n(8), n(8), free="x--,, -x-,, xy-,,"),
     case("layer_norm of two dims", lambda x: F.layer_norm(x, (4, 8)), n(4, 4, 8), free="x--"),

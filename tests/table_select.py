@@ -56,6 +56,7 @@ SELECT = [
     case("x[i, :, j]", lambda x, i, j: x[i, :, j], n(4, 8, 4), ints(4, 4), ints(4, 4)),
     case("x[i[:, None], j]", lambda x, i, j: x[i[:, None], j], n(8, 4), ints(8, 4), ints(4, 4)),
     case("x[arange, i]", lambda x, i: x[torch.arange(8), i], n(8, 4), ints(4, 8)),
+    case("indices of int32", lambda x, i: (x[i.int()], F.embedding(i.int(), x)), n(8, 4), ints(8, 4)),
     case("negative indices", lambda x, i: x[i], n(8, 4), ints(8, 4, low=-8)),
     case("index write", write_at, n(8, 4), torch.tensor([6, 0, 3, 1]), n(4, 4)),
     case("index add", add_at, n(8, 4), ROWS, n(4, 4)),

@@ -105,5 +105,10 @@ SHAPES = [
     case("as_strided by hand", lambda x: x.reshape(2, 4, 4)[:, ::2].permute(1, 0, 2), n(8, 4)),
     case("select_scatter", lambda x, y: torch.select_scatter(x, y, 1, 2), n(8, 4), n(8), free="x-,x"),
     case("slice_scatter", lambda x, y: torch.slice_scatter(x, y, 1, 1, 3), n(8, 4), n(8, 2), free="x-,x-"),
+    case("no rows", lambda x, y: (x * 2, x.sum(0), x @ y, torch.cat([x, y.t()[:, :8]]), x.reshape(8, 0)), n(0, 8), n(8, 8)),
+    case("dims of one", lambda x: (x + 1, x.sum(0), x.squeeze(), x.expand(4, 8, 4), x.softmax(2), x.flatten()), n(1, 8, 1)),
+    case("twice the same", lambda x: (x, x, x * 2, x.view_as(x), x.t().t()), n(8, 4), free="each"),
+    case("unused inputs", lambda x, y, z: y[0] * 2, n(8, 4), n(8, 4), n(4)),
+    case("constants", lambda x: (torch.ones(8, 4).double(), torch.arange(8), x * 0), n(8, 4)),
     case("diagonal_scatter", lambda x, y: torch.diagonal_scatter(x, y), n(8, 8), n(8)),
 ]  # fmt: skip

@@ -73,19 +73,19 @@ def foreach(p, q, g, h):
     )
 
 
-def fused(p, q, g, h):
-    zeros = [torch.zeros_like(p), torch.zeros_like(q)]
-    steps = [torch.ones(()), torch.ones(())]
-    options = {
-        "lr": 0.1,
-        "beta1": 0.9,
-        "beta2": 0.99,
-        "weight_decay": 0.1,
-        "eps": 1e-8,
-        "amsgrad": False,
-        "maximize": False,
-    }
-    return torch.ops.aten._fused_adamw([p, q], [g, h], zeros, zeros, [], steps, **options)[0]
+def fused(name, **options):
+    def step(p, q, g, h):
+        zeros = [torch.zeros_like(p), torch.zeros_like(q)]
+        steps = [torch.ones(()), torch.ones(())]
+        rest = (zeros, zeros, [], steps) if "adam" in name else (zeros,)
+        shared = {"lr": 0.1, "weight_decay": 0.1, "maximize": False}
+        return getattr(torch.ops.aten, name)([p, q], [g, h], *rest, **shared, **options)[0]
+
+    return step
+
+
+ADAM = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "amsgrad": False}
+SGD = {"momentum": 0.9, "dampening": 0.0, "nesterov": True, "is_first_step": False}
 
 
 def optimized(p, q, g, h):
@@ -140,7 +140,10 @@ TRANSFORMS = [
     case("a swish of one's own", lambda x: Swish.apply(x.cumsum(1)), n(8, 4), free="x-"),
     case("adam by hand", adam, n(8, 4), n(8, 4), unit(8, 4), n(8, 4).abs() + 1, free="each"),
     case("foreach ops", foreach, *P4, diff=()),
-    case("a fused optimizer", fused, *P4, diff=(), free="x-,x-,x-,x- -x,-x,-x,-x x-,-y,x-,-y"),
+    *[
+        case(name, fused(name, **options), *P4, diff=(), free="x-,x-,x-,x- -x,-x,-x,-x x-,-y,x-,-y")
+        for name, options in [("_fused_adamw", ADAM), ("_fused_adam", ADAM), ("_fused_sgd", SGD)]
+    ],
     case("optim", optimized, *P4, diff=()),
     case("clipping", clip_by_norm, n(8, 4), n(4, 4)),
     case("a module", module, n(8, 4), n(8, 4), n(4, 8), free="x-,,"),

@@ -42,6 +42,11 @@ def test_canonical_forms():
     )
 
 
+def test_an_empty_dim_is_whole():
+    assert join([whole(0), (Factor(4, 4, ("a",)),)], LINE) == join([(Factor(4, 4, ("a",)),), whole(0)], LINE) == whole(0)
+    assert split(whole(0), [0, 4], LINE) == (whole(0), whole(4)) and not fits(0, ("a",), LINE) and fits(0, (), LINE)
+
+
 def test_split_of_a_split_dim():
     dim = (Factor(16, 16, ("a", "b")),)
     assert split(dim, [2, 8], SQUARE) == ((Factor(2, 2, ("a",)),), (Factor(8, 8, ("b",)),))

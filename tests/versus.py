@@ -108,14 +108,23 @@ class Table:
     # which layouts
 
     def plain(self, mesh: sp.Mesh) -> Iterator[list[P]]:
-        """One input split or pending, the others whole; and all pending at once."""
+        """One input split or pending, the others whole."""
         count = len(self.case.inputs)
         for place, value in enumerate(self.case.inputs):
             for spec in layouts(value, mesh):
                 if len([axes for axes in spec.entries if axes]) + len(spec.unreduced) == 1:
                     yield [spec if i == place else P() for i in range(count)]
-        if count > 1:
-            yield [P(unreduced=mesh.axis_names if v.dtype != torch.bool else ()) for v in self.case.inputs]
+
+    def pending(self, mesh: sp.Mesh) -> Iterator[list[P]]:
+        """One input a pending sum over the last axis or over all, the others whole; and all inputs at once."""
+        able = [value.dtype != torch.bool for value in self.case.inputs]
+        for axes in (mesh.axis_names[-1:], mesh.axis_names):
+            alone = [
+                [P(unreduced=axes if i == place else ()) for i in range(len(able))]
+                for place, yes in enumerate(able)
+                if yes
+            ]
+            yield from [*alone, [P(unreduced=axes if yes else ()) for yes in able]]
 
     def same(self, mesh: sp.Mesh) -> Iterator[list[P]]:
         """Every dim of the first input, split in all inputs that have it."""
