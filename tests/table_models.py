@@ -1,6 +1,5 @@
 """The table's models: blocks of GPT and Llama, an MLP, a small conv net, forward and backward."""
 
-
 from __future__ import annotations
 
 import torch

@@ -43,7 +43,8 @@ def test_canonical_forms():
 
 
 def test_an_empty_dim_is_whole():
-    assert join([whole(0), (Factor(4, 4, ("a",)),)], LINE) == join([(Factor(4, 4, ("a",)),), whole(0)], LINE) == whole(0)
+    split_dim = (Factor(4, 4, ("a",)),)
+    assert join([whole(0), split_dim], LINE) == join([split_dim, whole(0)], LINE) == whole(0)
     assert split(whole(0), [0, 4], LINE) == (whole(0), whole(4)) and not fits(0, ("a",), LINE) and fits(0, (), LINE)
 
 
