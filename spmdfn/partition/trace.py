@@ -254,6 +254,8 @@ class _Ops(_compat.TorchDispatchMode):
             return args[0].device
         if op is torch.ops.aten._linalg_check_errors.default:
             return None  # raises if a matrix is singular, and has no result
+        if op is torch.ops.aten._has_same_storage_numel.default:
+            return True  # forward mode asks if a tangent may be viewed like its primal; stand-ins have no storage
         where, backward = session.lines.here()
         if guards.profile(op).harmless:
             return self._run(op, args, kwargs, where, backward)
