@@ -34,6 +34,9 @@ class Block(torch.Tensor):
         first = blocks[0]
         with no_functorch(), no_function_modes():
             like = torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device="meta")
+            if offset := first.storage_offset():  # autograd finds by it what a write to a view has written to
+                like = like.new_empty(offset + like.untyped_storage().nbytes() // like.itemsize)
+                like = like.as_strided(first.shape, first.stride(), offset)
             block = make_wrapper(cls, like, first.device)
         block.blocks, block.mesh, block._spmd_stamp, block._device = list(blocks), mesh, stamp, first.device
         return block

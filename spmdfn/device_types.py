@@ -18,6 +18,7 @@ from . import _compat
 from . import collectives as c
 from .errors import CollectiveError, VaryingError, message
 from .mesh import Mesh, unknown_axis
+from .scalar_index import by_scalar, one_hot
 
 NONE: frozenset[str] = frozenset()
 
@@ -222,6 +223,12 @@ class Casts(_compat.TorchFunctionMode):
             result = function(*args, **kwargs)
             return result if tensors else self._made(result)
         axes = frozenset().union(*(found.varying for found in inside)) if self.frame.checked else NONE
+        if by_scalar(function, args, _has_no_value) is not None:
+            instead = by_scalar(function, self._cast(function, args, axes), _has_no_value)
+            assert instead is not None
+            return instead()
+        if not _compat.tracing() and (instead := one_hot(function, args, kwargs)) is not None:
+            return instead()
         if all(found is not None and found.varying == axes for found in stamps) or not (
             None in stamps or self.frame.checked
         ):
@@ -307,6 +314,11 @@ def equal_sample(frame: Frame, axes: frozenset[str]) -> str:
         fix=f'for other numbers on each device draw with sp.random.fold_in(key, sp.axis_index("{axis}")), for this '
         f'device\'s block of one global draw with spec=; sp.pcast(sample, "{axis}", to="varying") if that is meant',
     )
+
+
+def _has_no_value(x: torch.Tensor) -> bool:
+    """Whether an index may differ between devices; while tracing, the trace sees to it."""
+    return stamp_of(x) is not None and not _compat.is_traced(x)
 
 
 def _writes(function: Any) -> bool:

@@ -24,8 +24,7 @@ _aten = torch.ops.aten
 _BATCH_NORM = "clone the buffers, pass the clones (torch.func.functional_call), and return them as results"
 _CLONE = "work on a clone (x = x.clone()) and return it as a result"
 _BRANCH = (
-    "torch.where(condition, a, b) instead of a branch; a static argument (static_argnums) for a value of Python's; "
-    "x[:, i.reshape(1)] for an index that is a traced scalar among slices"
+    "torch.where(condition, a, b) instead of a branch; a static argument (static_argnums) for a value of Python's"
 )
 _SHAPE = "keep the shape: torch.where(mask, x, fill), or multiply by the mask; torch.topk or sort for a fixed number"
 _KEY = (
@@ -167,6 +166,8 @@ def explained(error: Exception, where: str, args: Sequence[Any] = ()) -> Tracing
         return TracingError(_shape_depends("an op inside vmap", where))
     if text.startswith("vmap:") and any(word in text for word in ("data-dependent control flow", ".item()")):
         return TracingError(_needs_value("bool() or item() inside vmap", where))
+    if "trying to get value out of a tracing tensor" in text:  # one made in the function
+        return TracingError(_needs_value("item()", where))
     if "numpy() is not supported for tensor subclasses" in text or "data is not allocated yet" in text:
         return TracingError(_needs_value("the data", where))
     return None
