@@ -9,6 +9,7 @@ from .errors import CollectiveError, ShardingError, SpecError, SpmdError, Tracin
 from .jit import spmd_jit
 from .mesh import Mesh, make_mesh, set_mesh
 from .movers import constrain, from_local, make_array, shard, unshard
+from .op_by_op import disable_jit
 from .program import Program
 from .spec import P
 from .tree import tree_specs
@@ -27,6 +28,7 @@ __all__ = [
     "TracingError",
     "VaryingError",
     "constrain",
+    "disable_jit",
     "from_local",
     "debug",
     "explain",

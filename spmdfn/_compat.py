@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -209,3 +210,15 @@ def is_composite(op: Any) -> bool:
 def no_function_modes() -> Any:
     """A context in which torch functions go straight to dispatch."""
     return torch._C.DisableTorchFunction()
+
+
+@contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """Keep torch from logging an error that a fake tensor raises: it is raised, that is enough."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    silent = logging.Filter("nobody")
+    logger.addFilter(silent)
+    try:
+        yield
+    finally:
+        logger.removeFilter(silent)

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ._compat import make_wrapper, no_dispatch_modes, no_functorch
+from ._compat import disabled_torch_function, make_wrapper, no_dispatch_modes, no_functorch
 from .backends.base import backend_of
-from .blocks import assemble, global_shape
+from .blocks import assemble, cuts, global_shape, take
+from .device_types import typed
+from .dispatch import Strides, like
 from .errors import SpecError, SpmdError, message
 from .layout import Layout, from_entries
 from .mesh import Mesh
-from .spec import P, Resolved, Spec, describe, dtype_name, resolve
+from .operators import Source
+from .spec import P, Resolved, Spec, describe, resolve
+from .ways import operate
 
 
 class Array(torch.Tensor):
     """A global tensor laid out over a mesh. `shards` are this process's blocks, row-major by mesh coordinate.
 
     Made by `shard`, `make_array`, `from_local`, `Array.from_shards` and transformed functions. It has the global
-    `shape`; a torch operation on it outside a transform raises SpmdError.
+    `shape`, and torch functions and operators work on it, those of torch.func too: each runs as a program of one op,
+    laid out as in a traced function, and its results are never pending sums. A plain tensor that meets an Array counts
+    as whole on every device. A gradient lies like what it is the gradient of.
+
+    A view that needs no communication shares its memory with the tensor, and may be written to in place; any other is
+    a copy, and refuses. Random ops refuse (they need a key: `sp.random`), as do results whose shape depends on data.
 
     >>> import torch, spmdfn as sp
     >>> mesh = sp.make_mesh((2,), ("dp",))
@@ -32,6 +40,8 @@ class Array(torch.Tensor):
     [[0.0, 1.0], [2.0, 3.0]]
     >>> x.unshard().sum().item()
     6.0
+    >>> (x * 2).sum(), x[1:3].tolist()
+    (f32[], [1.0, 2.0])
     """
 
     _blocks: list[torch.Tensor] | None
@@ -40,32 +50,71 @@ class Array(torch.Tensor):
     _device: torch.device
     # what a program is chosen by, kept ready for the next call
     _kind: tuple[Layout, torch.dtype, str]
+    _strides: Strides
+    _writes: list[int]  # how often its memory was written to: one counter for all that look at it
+    _source: Source | None  # what it was made from, if it is a view that is a copy
+    _locked: str | None  # what it is, if it must not be written to
+
+    __torch_function__ = disabled_torch_function  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, shards: Sequence[torch.Tensor], layout: Layout, spec: P | None = None) -> Array:
-        dtype, device = shards[0].dtype, shards[0].device
-        with no_functorch():
-            array = make_wrapper(cls, _like(layout.shape, dtype), device)
-        array._blocks, array._layout, array._spec, array._device = list(shards), layout, spec, device
-        array._kind = (layout, dtype, device.type)
+        array = cls._of(list(shards), layout, like(layout.shape, shards[0].dtype, None))
+        array._spec = spec
         return array
 
     def __init__(self, shards: Sequence[torch.Tensor], layout: Layout, spec: P | None = None):
         pass
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        if func is torch.ops.prim.device.default:
-            return args[0].device
-        if func is torch.ops.aten.detach.default:
-            return args[0]
-        raise SpmdError(
-            message(
-                f"{func} on an Array outside a transform",
-                f"operands: {', '.join(map(repr, _arrays((*args, *(kwargs or {}).values()))))}",
-                fix="put the operation in a function decorated with sp.spmd_jit, or take the tensor by sp.unshard(x)",
+    def _of(cls, blocks: list[torch.Tensor], layout: Layout, meta: torch.Tensor, strides: Strides = None) -> Array:
+        """An Array of these very blocks, with the metadata of a meta tensor."""
+        device = blocks[0].device
+        with no_functorch():
+            array: Array = make_wrapper(cls, meta, device)
+        array._blocks, array._layout, array._spec, array._device = blocks, layout, None, device
+        array._kind, array._strides = (layout, meta.dtype, device.type), strides
+        array._writes, array._source, array._locked = [0], None, None
+        return array
+
+    @classmethod
+    def _cut(cls, whole: torch.Tensor, layout: Layout) -> Array:
+        """A plain tensor laid out: copies of its parts."""
+        with no_functorch():  # a level that is on would wrap the blocks
+            return cls(take(whole.detach(), layout, copy=True), layout)
+
+    def _alias(self, locked: str | None = None) -> Array:
+        """Another Array of the same blocks."""
+        meta = like(self._layout.shape, self._kind[1], self._strides)
+        array = self._of(self._current(), self._layout, meta, self._strides)
+        array._spec, array._writes, array._source = self._spec, self._writes, self._source
+        array._locked = self._locked or locked
+        return array
+
+    def _become(self, view: Array) -> None:
+        """Take the blocks and the layout of a view of itself."""
+        self._blocks, self._layout, self._spec = view._blocks, view._layout, None
+        self._kind, self._strides = view._kind, view._strides
+
+    def _current(self) -> list[torch.Tensor]:
+        """The blocks as they are now. SpmdError once the Array was donated."""
+        if self._blocks is None:
+            raise SpmdError(
+                message(
+                    "this Array was donated to a call and holds no data any more",
+                    f"array: {self!r}",
+                    fix="use the function's result instead, or leave the argument out of donate_argnums",
+                )
             )
-        )
+        if self._source is not None:
+            self._source.refresh()
+        return self._blocks
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if any(not issubclass(kind, cls) for kind in types):
+            return NotImplemented  # another subclass that knows Arrays, perhaps
+        return operate(cls, func, args, kwargs or {})
 
     @classmethod
     def from_shards(cls, shards: Sequence[torch.Tensor], spec: Spec, mesh: Mesh) -> Array:
@@ -102,7 +151,8 @@ class Array(torch.Tensor):
             )
         shape = global_shape(blocks[0].shape, spec, mesh)
         resolved = resolve(spec, shape, mesh)
-        return cls([block.detach() for block in blocks], from_entries(mesh, shape, *resolved), spec_of(resolved))
+        layout = from_entries(mesh, shape, *resolved)
+        return cls(_apart([block.detach() for block in blocks], layout), layout, spec_of(resolved))
 
     @property
     def spec(self) -> P:
@@ -152,15 +202,6 @@ class Array(torch.Tensor):
         whole = self.numpy()
         return whole if dtype is None else whole.astype(dtype)
 
-    def __iter__(self) -> Iterator[Any]:
-        raise SpmdError(
-            message(
-                "an Array cannot be iterated over outside a transform",
-                f"array: {self!r}",
-                fix="iterate in a function decorated with sp.spmd_jit, or over sp.unshard(x)",
-            )
-        )
-
     def __float__(self) -> float:
         return float(self.item())
 
@@ -189,23 +230,18 @@ class Array(torch.Tensor):
 
     def __deepcopy__(self, memo: Any) -> Array:
         copies = {id(block): block.clone() for block in self.shards}
-        return Array([copies[id(block)] for block in self.shards], self._layout, self._spec)
+        array = Array([copies[id(block)] for block in self.shards], self._layout, self._spec)
+        array.__dict__.update({name: value for name, value in self.__dict__.items() if name not in array.__dict__})
+        array.requires_grad_(self.requires_grad)
+        return array
 
 
-@lru_cache(maxsize=4096)
-def _like(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    with no_dispatch_modes(), torch.inference_mode(False):
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def _arrays(values: Sequence[Any]) -> list[Array]:
-    found = []
-    for value in values:
-        if isinstance(value, Array):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _arrays(value)
-    return found
+def _apart(blocks: list[torch.Tensor], layout: Layout) -> list[torch.Tensor]:
+    """The blocks, copied where one memory stands for different parts: a write to one must not be seen in the other."""
+    owner: dict[int, Any] = {}
+    parts = zip(blocks, cuts(layout), layout.mesh.devices, strict=True)
+    keys = [(block, (cut, device if layout.pending else 0)) for block, cut, device in parts]
+    return [block if owner.setdefault(block.data_ptr(), key) == key else block.clone() for block, key in keys]
 
 
 def layout_of(array: Array) -> Layout:
@@ -220,15 +256,7 @@ def spec_of(resolved: Resolved) -> P:
 
 def blocks_of(array: Array) -> list[torch.Tensor]:
     """A new list of this process's blocks; SpmdError once the Array was donated."""
-    if array._blocks is None:
-        raise SpmdError(
-            message(
-                "this Array was donated to a call and holds no data any more",
-                f"array: {array!r}",
-                fix="use the function's result instead, or leave the argument out of donate_argnums",
-            )
-        )
-    return list(array._blocks)
+    return list(array._current())
 
 
 def donate(array: Array) -> list[torch.Tensor]:
@@ -239,7 +267,7 @@ def donate(array: Array) -> list[torch.Tensor]:
 
 
 def typeof(x: Any) -> str:
-    """The dtype, shape and layout of a tensor as one word.
+    """The dtype, shape and layout of a tensor as one word; in a map, of a block and the axes over which it varies.
 
     >>> import torch, spmdfn as sp
     >>> mesh = sp.make_mesh((2, 4), ("dp", "tp"))
@@ -247,7 +275,9 @@ def typeof(x: Any) -> str:
     'f32[64@dp, 128@tp]'
     >>> sp.typeof(torch.zeros(2, 3))
     'f32[2, 3]'
+    >>> kinds = []
+    >>> f = sp.shard_map(lambda x: kinds.append(sp.typeof(x)), mesh=mesh, in_specs=sp.P("dp"), out_specs=None)
+    >>> f(torch.zeros(6)), kinds
+    (None, ['f32[3]{V:dp}'])
     """
-    if isinstance(x, Array):
-        return repr(x)
-    return f"{dtype_name(str(x.dtype))}[{', '.join(map(str, x.shape))}]"
+    return repr(x) if isinstance(x, Array) else typed(x)

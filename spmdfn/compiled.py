@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import optree
-from torch import fx
 
-from . import collectives
-from ._compat import OpOverload
+from .aliases import memory, suspects, unshared
 from .array import Array, blocks_of, donate
 from .backends.base import backend_of
 from .blocks import take
@@ -78,12 +77,27 @@ class Compiled:
         inputs += [blocks_of(array) for array in self.captured]
         if self.donated:
             self._donate(leaves)
+        owned = self._owned(leaves) if self._suspects else set()
         results = backend.run(self.program, inputs)
+        for place in self._suspects:
+            results[place] = unshared(results[place], owned)
+            owned.update(map(memory, results[place]))
         found = [
             Array(blocks, layout, end.spec) if layout is not None else end.value
             for blocks, layout, end in zip(results, self.program.outputs, self.exits, strict=True)
         ]
         return unflatten(self.treedef, found)
+
+    @cached_property
+    def _suspects(self) -> tuple[int, ...]:
+        """The results that may look at the memory of an Array, of a constant or of another result."""
+        return suspects(self.program.graph)
+
+    def _owned(self, leaves: Sequence[Any]) -> set[int]:
+        """The memory that belongs to others: that of Arrays which are still in use, and of constants."""
+        arrays = [leaf for leaf in leaves if isinstance(leaf, Array) and leaf._blocks is not None]
+        blocks = [block for array in (*arrays, *self.captured) for block in blocks_of(array)]
+        return {memory(block) for block in (*blocks, *self.program.constants.values())}
 
     def _donate(self, leaves: Sequence[Any]) -> None:
         """Empty the donated Arrays; SpmdError if one of them is used twice in the call."""
@@ -106,29 +120,3 @@ class Compiled:
                 )
         for array in arrays:
             donate(array)
-
-
-def aliased(graph: fx.Graph) -> set[fx.Node]:
-    """The placeholders of a program of which some result may be a view: results must not share an argument's memory."""
-    found: set[fx.Node] = set()
-    pending = [node for node in graph.output_node().args[0] if isinstance(node, fx.Node)]  # type: ignore[union-attr]
-    while pending:
-        node = pending.pop()
-        if node in found:
-            continue
-        found.add(node)
-        pending += [argument for argument in node.all_input_nodes if _may_alias(node, argument)]
-    return {node for node in found if node.op == "placeholder"}
-
-
-def _may_alias(node: fx.Node, argument: fx.Node) -> bool:
-    target = node.target
-    if not isinstance(target, OpOverload):
-        return True  # a method or function such as reshape, narrow, getitem
-    if target in collectives.COLLECTIVES:
-        return target is collectives.permute
-    return any(
-        given is argument or (isinstance(given, (list, tuple)) and argument in given)
-        for given, parameter in zip(node.args, target._schema.arguments, strict=False)
-        if parameter.alias_info is not None
-    )

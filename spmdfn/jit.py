@@ -11,13 +11,14 @@ from typing import Any
 import optree
 import torch
 
-from ._compat import is_functorch_wrapped, is_traced, tracing, transforms_active
+from ._compat import tracing, transforms_active
 from .array import Array
 from .backends.base import backend_of
 from .compiled import Compiled
 from .errors import SpecError, message
 from .lowering import Call, TracedCall, is_dataless, lower, mesh_of_call, trace_call
-from .mesh import Mesh, current_mesh, set_mesh
+from .mesh import Mesh, current_mesh, op_by_op, set_mesh
+from .op_by_op import run_op_by_op
 from .program import Program
 from .signature import Signature, static_key
 
@@ -34,9 +35,11 @@ class Jitted:
         self._numbers: dict[Hashable, list[tuple[Any, ...]]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, treedef = self._signature.flatten(args, kwargs)
-        if transforms_active() and _inlines(leaves):
+        if transforms_active():  # on Arrays too: what the function closes over may belong to the transform
             return self._inline(args, kwargs)
+        leaves, treedef = self._signature.flatten(args, kwargs)
+        if op_by_op():
+            return run_op_by_op(self._call(leaves, treedef, runs=True), self._out_specs)
         compiled = self._found(leaves, treedef)
         if compiled is None:
             compiled = self._compile(leaves, treedef, runs=True)
@@ -86,17 +89,21 @@ class Jitted:
         kinds = tuple([leaf._kind if type(leaf) is Array else _kind(leaf) for leaf in leaves])
         return treedef, kinds, current_mesh() if self._mesh is None else None, _ambient()
 
-    def _compile(self, leaves: Sequence[Any], treedef: optree.PyTreeSpec, *, runs: bool) -> Compiled:
-        """A Program for a new signature; `runs`: it is to be called, so its mesh must hold data."""
+    def _call(self, leaves: Sequence[Any], treedef: optree.PyTreeSpec, *, runs: bool) -> Call:
+        """The call's arguments with their names, specs and mesh; `runs`: the mesh must hold data."""
         signature = self._signature
         signature.check(treedef, leaves)
         given = signature.specs(treedef, self._in_specs)
         mesh = mesh_of_call(signature, [leaf.name for leaf in given], leaves, self._mesh)
         if runs:
             backend_of(mesh)
-        call = Call(signature, treedef, leaves, given, mesh)
+        return Call(signature, treedef, leaves, given, mesh)
+
+    def _compile(self, leaves: Sequence[Any], treedef: optree.PyTreeSpec, *, runs: bool) -> Compiled:
+        """A Program for a new signature; `runs`: it is to be called, so its mesh must hold data."""
+        call = self._call(leaves, treedef, runs=runs)
         shapes = tuple([_global_kind(leaf) for leaf in leaves])
-        key = (treedef, shapes, mesh, _ambient())
+        key = (treedef, shapes, call.mesh, _ambient())
         traced = self._traces.get(key)
         if traced is None:
             self._warn_of_numbers(call, key)
@@ -125,16 +132,6 @@ class Jitted:
             ),
             stacklevel=4,
         )
-
-
-def _inlines(leaves: Sequence[Any]) -> bool:
-    """Whether a call under a transform is part of it. Only one on Arrays that the transform does not see is not."""
-    if tracing():
-        return True
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if any(is_functorch_wrapped(tensor) or is_traced(tensor) for tensor in tensors):
-        return True
-    return not any(isinstance(tensor, Array) for tensor in tensors)
 
 
 def _kind(leaf: Any) -> Any:

@@ -11,8 +11,9 @@ import torch
 from torch import fx
 
 from ._compat import is_traced
+from .aliases import aliased
 from .array import Array, layout_of, spec_of
-from .compiled import Compiled, Entry, Exit, aliased
+from .compiled import Compiled, Entry, Exit
 from .errors import SpecError, SpmdError, message
 from .layout import Layout, from_entries, replicated
 from .mesh import Mesh, resolve_mesh, set_mesh
@@ -74,7 +75,7 @@ def mesh_of_call(signature: Signature, names: Sequence[str], leaves: Sequence[An
 
 def trace_call(call: Call) -> TracedCall:
     """Trace the function over this call's shapes. TracingError, with the function's name, if it cannot be traced."""
-    _input_layouts(call)  # arguments that do not fit their specs are told before the function sees them
+    input_layouts(call)  # arguments that do not fit their specs are told before the function sees them
     signature, places = call.signature, call.places
     treedef: optree.PyTreeSpec | None = None
 
@@ -122,7 +123,7 @@ def _check_captured(call: Call, traced: Traced) -> None:
 def lower(call: Call, traced_call: TracedCall, out_specs: Any, *, strict: bool) -> Compiled:
     """Partition a traced call for the layouts of its arguments. SpecError or ShardingError, with names and paths."""
     label, traced = call.signature.label, traced_call.traced
-    own, wanted = _input_layouts(call)
+    own, wanted = input_layouts(call)
     captured = tuple(traced.captured)
     extra = [layout_of(array) for array in captured]
     outputs, exits = _outputs(call, traced_call, out_specs)
@@ -156,7 +157,7 @@ def is_dataless(tensor: torch.Tensor) -> bool:
     return not isinstance(tensor, Array) and (tensor.device.type == "meta" or is_traced(tensor))
 
 
-def _input_layouts(call: Call) -> tuple[list[Layout], list[Layout]]:
+def input_layouts(call: Call) -> tuple[list[Layout], list[Layout]]:
     """The layouts that arguments come in, and those that their specs ask for."""
     own, wanted = [], []
     bound: dict[str, tuple[int, str]] = {}
@@ -227,6 +228,7 @@ def _outputs(call: Call, traced_call: TracedCall, out_specs: Any) -> tuple[list[
 
 
 def named(error: SpmdError, *details: str) -> SpmdError:
-    """The same error, of its class, with more details before its fix."""
+    """The same error, of its class, with more details before its fix; one function is named."""
+    details = tuple(one for one in details if not (one.startswith("function: ") and "\n  function: " in str(error)))
     told = type(error)(str(with_context(SpecError(str(error)), *details)))
     return told.with_traceback(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Meshes: named axes over numbered devices, row-major; and the one context variable, the default mesh."""
+"""Meshes: named axes over numbered devices, row-major; and the one context variable, with the default mesh."""
 
 from __future__ import annotations
 
@@ -238,7 +238,17 @@ def unknown_axis(axis: object, mesh: Mesh) -> str:
     return message(f"unknown axis {axis!r}", f"the mesh's axes: {axes or 'none'}", fix=f"use one of them{hint}")
 
 
-_current: ContextVar[Mesh | None] = ContextVar("spmdfn_mesh", default=None)
+_current: ContextVar[tuple[Mesh | None, bool]] = ContextVar("spmdfn", default=(None, False))
+
+
+@contextmanager
+def ambient(mesh: Mesh | None, op_by_op: bool) -> Iterator[None]:
+    """What the calls inside a `with` block find: the default mesh, and whether `spmd_jit` runs op by op."""
+    token = _current.set((mesh, op_by_op))
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 @contextmanager
@@ -253,16 +263,18 @@ def set_mesh(mesh: Mesh) -> Iterator[Mesh]:
     >>> current_mesh() is None
     True
     """
-    token = _current.set(_checked_mesh(mesh, "set_mesh"))
-    try:
+    with ambient(_checked_mesh(mesh, "set_mesh"), op_by_op()):
         yield mesh
-    finally:
-        _current.reset(token)
 
 
 def current_mesh() -> Mesh | None:
     """The mesh of the innermost `set_mesh` block; None outside."""
-    return _current.get()
+    return _current.get()[0]
+
+
+def op_by_op() -> bool:
+    """Whether the caller is inside a `disable_jit` block."""
+    return _current.get()[1]
 
 
 def resolve_mesh(mesh: Mesh | None) -> Mesh:
@@ -273,7 +285,7 @@ def resolve_mesh(mesh: Mesh | None) -> Mesh:
     """
     if mesh is not None:
         return _checked_mesh(mesh, "mesh")
-    found = _current.get()
+    found = current_mesh()
     if found is None:
         raise SpecError(message("no mesh", fix="pass mesh=, or call inside `with sp.set_mesh(mesh):`"))
     return found

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ._compat import is_traced, tracing
+from ._compat import innermost, is_functorch_wrapped, is_traced, tracing
 from .array import Array, layout_of, spec_of
 from .backends.base import backend_of
-from .blocks import take
 from .constrain import pin
 from .errors import SpecError, TracingError, message
-from .jit import spmd_jit
 from .layout import from_entries
 from .mesh import Mesh, current_mesh, resolve_mesh
-from .spec import P, Resolved, Spec, resolve, with_context
+from .operators import moved
+from .spec import Resolved, Spec, resolve, with_context
 from .tree import broadcast_specs, flatten, leaf_paths, unflatten
 
 
@@ -35,10 +33,15 @@ def constrain(x: Any, spec: Spec, *, mesh: Mesh | None = None) -> Any:
     """
     if not isinstance(x, torch.Tensor):
         raise SpecError(message(f"constrain: {x!r} is a {type(x).__name__}, not a tensor", fix="constrain each leaf"))
-    if isinstance(x, Array) and not tracing():
-        return shard(x, spec, mesh=mesh)
     outer = current_mesh()
-    if outer is None or not (is_traced(x) or isinstance(x, Array)):
+    if not tracing():
+        base = innermost(x)
+        if not isinstance(base, Array):
+            return x
+        if base is x and not x.requires_grad:
+            return shard(x, spec, mesh=mesh)
+        outer = base.mesh
+    if outer is None or not (is_traced(x) or isinstance(innermost(x), Array)):
         return x
     if mesh is not None and mesh is not outer:
         raise SpecError(
@@ -48,7 +51,7 @@ def constrain(x: Any, spec: Spec, *, mesh: Mesh | None = None) -> Any:
         resolved = resolve(spec, x.shape, outer)
     except SpecError as error:
         raise with_context(error, "in sp.constrain") from None
-    return pin(x.view_as(x) if isinstance(x, Array) else x, resolved)
+    return pin(x.view_as(x) if tracing() and isinstance(x, Array) else x, resolved)
 
 
 def shard(tree: Any, specs: Any, *, mesh: Mesh | None = None) -> Any:
@@ -172,6 +175,13 @@ def _each(name: str, tree: Any, specs: Any, move: Callable[[torch.Tensor, Spec, 
             )
         )
     leaves, treedef = flatten(tree)
+    if any(isinstance(leaf, torch.Tensor) and is_functorch_wrapped(leaf) for leaf in leaves):
+        raise SpecError(
+            message(
+                f"{name} of a value inside a transform of torch.func: no gradient would pass",
+                fix="move Arrays outside; inside, lay a value out by sp.constrain(x, spec)",
+            )
+        )
     try:
         given = broadcast_specs(specs, tree, name="specs")
     except SpecError as error:
@@ -205,14 +215,14 @@ def _shard_leaf(leaf: torch.Tensor, spec: Spec, path: str, mesh: Mesh | None) ->
     resolved: Resolved = _told(lambda: resolve(spec, leaf.shape, mesh), path)
     layout, exact = from_entries(mesh, leaf.shape, *resolved), spec_of(resolved)
     if not isinstance(leaf, Array):
-        return Array(take(leaf.detach(), layout, copy=True), layout, exact)
-    if leaf.mesh is not mesh:
-        return Array(take(leaf.unshard(), layout, copy=True), layout, exact)
-    if layout_of(leaf) is not layout:
-        return _identity(mesh, exact)(leaf)
-    return leaf if leaf.spec is exact else Array(leaf.shards, layout, exact)
-
-
-@functools.lru_cache(maxsize=1024)
-def _identity(mesh: Mesh, spec: P) -> Any:
-    return spmd_jit(lambda x: x, mesh=mesh, out_specs=spec)
+        array = Array._cut(leaf, layout)
+    elif leaf.mesh is not mesh:
+        array = Array._cut(leaf.unshard(), layout)
+    elif layout_of(leaf) is not layout:
+        array = moved(Array, leaf, layout)
+    elif leaf.spec is exact:
+        return leaf
+    else:
+        array = leaf._alias()
+    array._spec = exact
+    return array
