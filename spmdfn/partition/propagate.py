@@ -63,6 +63,7 @@ class Sweep:
     free: dict[fx.Node, int] = field(default_factory=dict)
     unruled: list[tuple[str, str | None]] = field(default_factory=list)
     _memo: dict[tuple[Key, Layout], tuple[fx.Node, bool, int]] = field(default_factory=dict)
+    _natural: dict[Key, Layout] = field(default_factory=dict)
     _gathers: int = 0
 
     def __post_init__(self) -> None:
@@ -252,6 +253,8 @@ class Sweep:
             return layout.settled
         if key in self.wishes:
             return Layout(self.mesh, self.wishes[key])
+        if key in self._natural:
+            return self._natural[key]
         bound = self.calls(key[0])
         rule = bound.rule
         assert rule is not None
@@ -259,7 +262,8 @@ class Sweep:
             opinion(rule, rule.ins[place], self.natural(source_of(operand)).dims, self.mesh)
             for place, operand in enumerate(bound.operands)
         ]
-        return result_layout(rule, 0, combine(opinions, self.mesh)[0], (), self.mesh)
+        found = self._natural[key] = result_layout(rule, 0, combine(opinions, self.mesh)[0], (), self.mesh)
+        return found
 
     # running
 
