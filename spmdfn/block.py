@@ -5,18 +5,20 @@ Every op runs on the blocks in turn, in one thread, so a body runs in lock-step 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from . import collectives as c
-from ._compat import below_dispatch, make_wrapper, no_function_modes, no_functorch
+from ._compat import below_dispatch, make_wrapper, no_function_modes, no_functorch, storage_id
 from .backends.meet import groups_over, meet
-from .device_types import Stamp, refuse_write, result_stamp, tensors_in
+from .device_types import Stamp, current_frame, refuse_write, result_stamp, tensors_in, typed
 from .errors import VaryingError, message
 from .mesh import Mesh
-from .spec import dtype_name
+from .partition.guards import profile, refuse_draw, written
+from .partition.lines import user_line
 
 aten = torch.ops.aten
 
@@ -64,14 +66,17 @@ class Block(torch.Tensor):
             return _collective(func, args)
         if func is aten._to_copy.default and kwargs.get("device") is not None and _is_meta(kwargs["device"]):
             return torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="meta")
-        if func._schema.is_mutable:
-            return _in_place(func, args, kwargs)
+        facts = profile(func)
+        if facts.draws:
+            refuse_draw(func, args, kwargs, user_line(sys._getframe()) or "", "a function on many devices")
+        if facts.writes and (targets := list(written(func, args, kwargs))):
+            return _in_place(func, targets, args, kwargs)
         mesh = mesh_of(args, kwargs)
         results = [func(*pick(args, i), **pick(kwargs, i)) for i in range(mesh.size)]
         return wrap(results, mesh, result_stamp(func, args, kwargs) or Stamp(frozenset()))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        lines = [typeof(self)]
+        lines = [typed(self)]
         for place, block in enumerate(self.blocks):
             at = ", ".join(
                 f"{axis}={i}" for axis, i in zip(self.mesh.axis_names, self.mesh.coordinates(place), strict=True)
@@ -79,15 +84,20 @@ class Block(torch.Tensor):
             lines.append(f"  {at}: {str(block).replace(chr(10), chr(10) + '  ')}")
         return "\n".join(lines)
 
+    def tolist(self) -> Any:
+        """The value as nested lists of numbers, where all devices have the same."""
+        return _agreed(self, [block.tolist() for block in self.blocks])
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The value as a numpy array, where all devices have the same."""
+        self.tolist()
+        return self.blocks[0].detach().numpy(force=force)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+
     def __format__(self, how: str) -> str:
         return format(self.item(), how) if how and not self.shape else format(repr(self), how)
-
-
-def typeof(x: Block) -> str:
-    """Dtype, local shape, and the axes over which the block varies: `f32[3]{V:dp}`."""
-    axes = [axis for axis in x.mesh.axis_names if axis in x._spmd_stamp.varying]
-    kind = f"{{V:{','.join(axes)}}}" if axes else ""
-    return f"{dtype_name(str(x.dtype))}[{', '.join(map(str, x.shape))}]{kind}"
 
 
 def mesh_of(*structures: Any) -> Mesh:
@@ -109,6 +119,14 @@ def wrap(results: Sequence[Any], mesh: Mesh, stamp: Stamp) -> Any:
     """One result of every device as one value."""
     first = results[0]
     if isinstance(first, torch.Tensor):
+        if any(result.shape != first.shape for result in results):
+            raise VaryingError(
+                message(
+                    "the shape of a result depends on data, and differs between devices",
+                    f"shapes: {[tuple(result.shape) for result in results]}",
+                    fix="keep the shape: torch.where(mask, x, fill), or torch.topk or sort for a fixed number",
+                )
+            )
         return Block(results, mesh, stamp)
     if isinstance(first, (list, tuple)):
         return type(first)(wrap(items, mesh, stamp) for items in zip(*results, strict=True))
@@ -129,37 +147,73 @@ def _collective(func: Any, args: Any) -> Block:
         rest = rest[:3]  # whether devices are equal is a matter of types
     if rest and rest[-1] == []:
         rest.pop()
-    return Block(meet(func, values, args[count], rest, mesh), mesh, result_stamp(func, args, {}) or Stamp(frozenset()))
+    results = meet(func, values, args[count], rest, mesh)
+    seen = {memory for x in args[:count] for memory in memories(x)}
+    for device, result in enumerate(results):  # a write to one block must not be seen in another, nor in the operand
+        memory = storage_id(result.untyped_storage())
+        if memory in seen:
+            results[device] = result = result.clone()
+            memory = storage_id(result.untyped_storage())
+        seen.add(memory)
+    return Block(results, mesh, result_stamp(func, args, {}) or Stamp(frozenset()))
 
 
-def _in_place(func: Any, args: Any, kwargs: Any) -> Any:
-    target = args[0]
-    others = result_stamp(func, args[1:], kwargs) or Stamp(frozenset())
-    if not isinstance(target, Block):
-        raise VaryingError(
-            message(
-                f"{func} writes a value of a map into a tensor from outside it",
-                f"target: shape {tuple(target.shape)}",
-                fix="make the tensor inside the body, or pass it as an argument and return the new value",
+def _in_place(func: Any, targets: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:
+    """Write to each device's block, unless that is another's memory or would make an invariant value vary."""
+    frame = current_frame()
+    read = result_stamp(func, [x for x in tensors_in((args, kwargs)) if not any(x is target for target in targets)], {})
+    for target in targets:
+        if not isinstance(target, Block):
+            raise VaryingError(
+                message(
+                    f"{func} writes a value of a map into a tensor from outside it",
+                    f"target: shape {tuple(target.shape)}",
+                    fix="make the tensor inside the body, or pass it as an argument and return the new value",
+                )
             )
-        )
-    refuse_write(func, target._spmd_stamp, others, None)
-    for device in range(target.mesh.size):
-        func(*pick(args, device), **pick(kwargs, device))
+        if frame is not None and frame.checked:
+            refuse_write(func, target._spmd_stamp, read or Stamp(frozenset()), None)
+        for memory in memories(target) if frame is not None else ():
+            if memory in frame.borrowed:  # type: ignore[union-attr]
+                raise VaryingError(mutated(frame.label, frame.borrowed[memory]))  # type: ignore[union-attr]
+    mesh = mesh_of(args, kwargs)
+    results = [func(*pick(args, i), **pick(kwargs, i)) for i in range(mesh.size)]
     if torch.Tag.inplace_view in func.tags:
         with below_dispatch():
             func(*args, **kwargs)
-    return target
+    if len(targets) == 1 and isinstance(results[0], torch.Tensor):
+        return targets[0]
+    if results[0] is None:
+        return None
+    return wrap(results, mesh, result_stamp(func, args, kwargs) or Stamp(frozenset()))
+
+
+def mutated(label: str, name: str) -> str:
+    """The error text for a write to an argument."""
+    copy = name.removeprefix("the argument ")
+    copy = copy if copy.isidentifier() else "x"
+    fix = f"write to a copy, {copy} = {copy}.clone(), and return it"
+    return message(f"{label}: {name} was written to", "inputs are never mutated", fix=fix)
+
+
+def memories(block: Block) -> list[int]:
+    """Which memory the blocks look at."""
+    return [storage_id(x.untyped_storage()) for x in block.blocks]
 
 
 def _item(func: Any, args: Any, kwargs: Any) -> Any:
-    values = [block.item() for block in args[0].blocks]
-    if any(value != values[0] and not (value != value and values[0] != values[0]) for value in values):
+    return _agreed(args[0], [block.item() for block in args[0].blocks])
+
+
+def _agreed(block: Block, values: list[Any]) -> Any:
+    """The value that all devices have; a nan equals itself."""
+    if any(value != values[0] and repr(value) != repr(values[0]) for value in values):
+        shown = repr(values)
         raise VaryingError(
             message(
                 "a Python value of a block that differs between devices",
-                f"block: {typeof(args[0])}",
-                f"values: {values}",
+                f"block: {typed(block)}",
+                f"values: {shown if len(shown) < 400 else shown[:400] + '...'}",
                 fix="reduce it first (sp.psum, sp.pmax), or choose by torch.where",
             )
         )
@@ -175,7 +229,7 @@ def _pcast(func: Any, args: Any, kwargs: Any) -> Block:
 def _own_slice(func: Any, args: Any, kwargs: Any) -> Block:
     x, axes, size, dim = args
     places = device_places(x.mesh, tuple(axes))
-    blocks = [block.chunk(size, dim)[place] for block, place in zip(x.blocks, places, strict=True)]
+    blocks = [block.chunk(size, dim)[place].clone() for block, place in zip(x.blocks, places, strict=True)]
     stamp = result_stamp(func, args, kwargs)
     assert stamp is not None
     return Block(blocks, x.mesh, stamp)
@@ -184,7 +238,7 @@ def _own_slice(func: Any, args: Any, kwargs: Any) -> Block:
 def _keep_source(func: Any, args: Any, kwargs: Any) -> Block:
     x, axes, source = args
     places = device_places(x.mesh, tuple(axes))
-    blocks = [b if place == source else torch.zeros_like(b) for b, place in zip(x.blocks, places, strict=True)]
+    blocks = [b.clone() if place == source else torch.zeros_like(b) for b, place in zip(x.blocks, places, strict=True)]
     stamp = result_stamp(func, args, kwargs)
     assert stamp is not None
     return Block(blocks, x.mesh, stamp)

@@ -1,7 +1,7 @@
 """Device types in a map: over each manual axis a value is *varying* (devices may differ) or *invariant* (all equal).
 
-Types are computed below autograd, where ops are dispatched; casts are inserted above it, where torch functions are
-called. A cotangent has the type of its primal, so gradients are right without the user thinking about it.
+Types are computed below autograd, where ops are dispatched. A cotangent has the type of its primal, so gradients are
+right without the user thinking about it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import _compat
 from . import collectives as c
 from .errors import CollectiveError, VaryingError, message
 from .mesh import Mesh, unknown_axis
-from .scalar_index import by_scalar, one_hot
+from .spec import dtype_name
 
 NONE: frozenset[str] = frozenset()
 
@@ -28,7 +28,7 @@ class Frame:
     """One running map: its mesh, the axes that are manual in it and in the maps around it, and whether types are kept.
 
     `enter` makes a value from outside the map invariant inside; `made` does so with a tensor made in the body;
-    `place` is the index of each device along some axes.
+    `place` is the index of each device along some axes. `borrowed` is memory that belongs to the caller: what it is.
     """
 
     mesh: Mesh
@@ -40,10 +40,20 @@ class Frame:
     made: Callable[[torch.Tensor], torch.Tensor]
     place: Callable[[tuple[str, ...]], torch.Tensor]
     entered: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    borrowed: dict[int, str] = field(default_factory=dict)
 
     @property
     def manual(self) -> frozenset[str]:
         return self.axes | (self.outer.manual if self.outer is not None else NONE)
+
+    def inside(self, x: torch.Tensor) -> torch.Tensor:
+        """A value closed over counts as an argument with P(); one object enters once."""
+        if stamp_of(x) is not None:
+            return x
+        known = self.entered.get(id(x))
+        if known is None or known[0] is not x:
+            known = self.entered[id(x)] = (x, self.enter(x))
+        return known[1]
 
 
 _FRAME: ContextVar[Frame | None] = ContextVar("spmdfn_map", default=None)
@@ -61,6 +71,33 @@ def running(frame: Frame | None) -> Iterator[None]:
         yield
     finally:
         _FRAME.reset(token)
+
+
+_BRANCH: ContextVar[tuple[str, frozenset[str]] | None] = ContextVar("spmdfn_branch", default=None)
+_LOCAL = ("axis_index", "axis_size", "pcast")
+
+
+@contextmanager
+def selected_branch(label: str) -> Iterator[None]:
+    """Inside, one of two branches runs of which each device takes its own: a collective of the running map raises."""
+    frame = current_frame()
+    token = _BRANCH.set((label, frame.manual if frame is not None else NONE))
+    try:
+        yield
+    finally:
+        _BRANCH.reset(token)
+
+
+def _refuse_in_branch(what: str, axes: tuple[str, ...]) -> None:
+    branch = _BRANCH.get()
+    if branch is not None and what not in _LOCAL and branch[1].intersection(axes):
+        raise CollectiveError(
+            message(
+                f"{what} over {', '.join(axes)} in {branch[0]}",
+                "a collective in a branch needs all devices to take it",
+                fix="call the collective before the cond and pass its result as an operand",
+            )
+        )
 
 
 def frame_for(axis_name: Any, what: str) -> tuple[Frame, tuple[str, ...]]:
@@ -89,6 +126,7 @@ def frame_for(axis_name: Any, what: str) -> tuple[Frame, tuple[str, ...]]:
             raise CollectiveError(
                 message(f"{what} in {frame.label}: the axis {axis!r} is named twice", fix="name each axis once")
             )
+    _refuse_in_branch(what, axes)
     return frame, axes
 
 
@@ -116,6 +154,14 @@ def stamp(x: torch.Tensor, value: Stamp) -> torch.Tensor:
 def varying(x: Any) -> frozenset[str]:
     found = stamp_of(x)
     return found.varying if found is not None else NONE
+
+
+def typed(x: torch.Tensor) -> str:
+    """Dtype, shape, and for a value in a map the axes over which it varies, like `f32[3]{V:dp}`."""
+    frame, axes = current_frame(), varying(x)
+    order = list(frame.mesh.axis_names) if frame is not None else sorted(axes)
+    kind = f"{{V:{','.join(axis for axis in order if axis in axes)}}}" if axes else ""
+    return f"{dtype_name(str(x.dtype))}[{', '.join(map(str, x.shape))}]{kind}"
 
 
 def result_stamp(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Stamp | None:
@@ -174,7 +220,7 @@ def refuse_write(op: Any, target: Stamp, written: Stamp, where: str | None) -> N
 
 
 class Refused(Exception):
-    """Carries a VaryingError out of an operator: Python takes a TypeError there as a reason to try another one."""
+    """Carries a TypeError of ours out of an operator: Python takes one there as a reason to try another operator."""
 
 
 class Types(_compat.TorchDispatchMode):
@@ -188,149 +234,3 @@ class Types(_compat.TorchDispatchMode):
             for tensor in tensors_in(result):
                 tensor._spmd_stamp = found  # type: ignore[attr-defined]
         return result
-
-
-# casts above autograd
-
-
-class Casts(_compat.TorchFunctionMode):
-    """Active in a body: brings in values from outside, and casts the operands of a call to one type."""
-
-    def __init__(self, frame: Frame, pcast: Callable[[torch.Tensor, frozenset[str]], torch.Tensor]) -> None:
-        super().__init__()
-        self.frame, self.pcast = frame, pcast
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        try:
-            return self._call(function, args, kwargs or {})
-        except VaryingError as error:
-            if getattr(function, "__name__", "").startswith("__"):
-                raise Refused(error) from error
-            raise
-
-    def _call(self, function: Any, args: Any, kwargs: Any) -> Any:
-        if function in _EXEMPT or getattr(function, "__name__", "") == "__get__":
-            return function(*args, **kwargs)
-        if _compat.is_function_apply(function):
-            if getattr(args[0] if args else None, "spmd_own", False):
-                return function(*args, **kwargs)
-        elif function is torch.autograd.grad:
-            return self._grad(function, args, kwargs)
-        tensors = tensors_in((args, kwargs))
-        stamps = [stamp_of(x) for x in tensors]
-        inside = [found for found in stamps if found is not None]
-        if not inside:
-            result = function(*args, **kwargs)
-            return result if tensors else self._made(result)
-        axes = frozenset().union(*(found.varying for found in inside)) if self.frame.checked else NONE
-        if by_scalar(function, args, _has_no_value) is not None:
-            instead = by_scalar(function, self._cast(function, args, axes), _has_no_value)
-            assert instead is not None
-            return instead()
-        if not _compat.tracing() and (instead := one_hot(function, args, kwargs)) is not None:
-            return instead()
-        if all(found is not None and found.varying == axes for found in stamps) or not (
-            None in stamps or self.frame.checked
-        ):
-            return function(*args, **kwargs)
-        return function(*self._cast(function, args, axes), **self._cast(None, kwargs, axes))
-
-    def _cast(self, function: Any, structure: Any, axes: frozenset[str]) -> Any:
-        if isinstance(structure, torch.Tensor):
-            return self._cast_one(structure, axes)
-        if isinstance(structure, dict):
-            return {key: self._cast(None, item, axes) for key, item in structure.items()}
-        if isinstance(structure, (list, tuple)):
-            items = [self._cast(None, item, axes) for item in structure]
-            if function is not None and structure and isinstance(structure[0], torch.Tensor) and _writes(function):
-                items[0] = self._destination(function, structure[0], axes)
-            return type(structure)(*items) if hasattr(structure, "_fields") else type(structure)(items)
-        return structure
-
-    def _destination(self, function: Any, x: torch.Tensor, axes: frozenset[str]) -> torch.Tensor:
-        """The target of an in-place call is never cast: a cast would write into a copy."""
-        found = stamp_of(x)
-        if found is None:
-            raise VaryingError(
-                message(
-                    f"{getattr(function, '__name__', function)} writes a value of the map {self.frame.label} into a "
-                    "tensor from outside it",
-                    f"target: shape {tuple(x.shape)}",
-                    fix="make the tensor inside the body, or pass it as an argument and return the new value",
-                )
-            )
-        refuse_write(getattr(function, "__name__", function), found, Stamp(axes), None)
-        return x
-
-    def _cast_one(self, x: torch.Tensor, axes: frozenset[str]) -> torch.Tensor:
-        found = stamp_of(x)
-        if found is None:
-            x = self.enter(x)
-            found = stamp_of(x)
-        missing = axes - (found.varying if found is not None else NONE)
-        if not missing or not self.frame.checked:
-            return x
-        if found is not None and found.sample:
-            raise VaryingError(equal_sample(self.frame, missing))
-        return self.pcast(x, missing)
-
-    def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """A value closed over counts as an argument with P(); one object enters once."""
-        known = self.frame.entered.get(id(x))
-        if known is None or known[0] is not x:
-            known = self.frame.entered[id(x)] = (x, self.frame.enter(x))
-        return known[1]
-
-    def _made(self, result: Any) -> Any:
-        if type(result) is torch.Tensor:
-            return self.frame.made(result)
-        if type(result) in (list, tuple):
-            return type(result)(self._made(item) for item in result)
-        return result
-
-    def _grad(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Never cast here (the gradients would be zero); a free check instead: a gradient has its input's type."""
-        result = function(*args, **kwargs)
-        if self.frame.checked:
-            inputs = args[1] if len(args) > 1 else kwargs["inputs"]
-            for x, g in zip(tensors_in(inputs), result, strict=False):
-                if isinstance(g, torch.Tensor) and stamp_of(g) is not None and varying(g) != varying(x):
-                    raise VaryingError(
-                        message(
-                            f"a gradient in {self.frame.label} varies over {sorted(varying(g))}, its input over "
-                            f"{sorted(varying(x))}",
-                            fix="this is a fault of a backward that mixes types: write the function with sp.psum and "
-                            "sp.pcast, which have the right transposes",
-                        )
-                    )
-        return result
-
-
-def equal_sample(frame: Frame, axes: frozenset[str]) -> str:
-    """The error text for a sample from an invariant key where devices should differ."""
-    axis = sorted(axes)[0]
-    return message(
-        f"{frame.label}: a sample from an invariant key is the same on every device of {', '.join(sorted(axes))}",
-        fix=f'for other numbers on each device draw with sp.random.fold_in(key, sp.axis_index("{axis}")), for this '
-        f'device\'s block of one global draw with spec=; sp.pcast(sample, "{axis}", to="varying") if that is meant',
-    )
-
-
-def _has_no_value(x: torch.Tensor) -> bool:
-    """Whether an index may differ between devices; while tracing, the trace sees to it."""
-    return stamp_of(x) is not None and not _compat.is_traced(x)
-
-
-def _writes(function: Any) -> bool:
-    name = getattr(function, "__name__", "")
-    if name in ("__setitem__", "set_"):
-        return True
-    if name.startswith("__i") and name.endswith("__"):
-        return name not in ("__invert__", "__index__", "__int__", "__init__")
-    return name.endswith("_") and not name.endswith("__")
-
-
-_EXEMPT: frozenset[Any] = frozenset(
-    [torch.Tensor.size, torch.Tensor.dim, torch.Tensor.stride, torch.Tensor.__repr__, torch.Tensor.__len__]
-    + [torch.Tensor.numel, torch.Tensor.is_floating_point, torch.Tensor.is_complex, torch.Tensor.__hash__]
-)

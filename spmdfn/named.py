@@ -12,7 +12,8 @@ import optree
 import torch
 
 from . import moves
-from .device_types import Frame, frame_for, stamp_of, varying
+from ._compat import tracing
+from .device_types import Frame, frame_for, varying
 from .errors import CollectiveError, VaryingError, message
 from .moves import AllToAll, Broadcast, Cast, Extremum, Gather, Permute, Scatter, Sum
 
@@ -264,7 +265,7 @@ def ppermute(x: Any, axis_name: Axis, perm: Iterable[tuple[int, int]]) -> Any:
     tensor([0, 1, 2, 0])
     """
     frame, axes = frame_for(axis_name, "ppermute")
-    pairs = [tuple(pair) for pair in perm]
+    pairs = [tuple(pair) if isinstance(pair, Sequence) else (pair,) for pair in perm]
     n = _size(frame, axes)
     sources = [-1] * n
     for pair in pairs:
@@ -375,9 +376,16 @@ def pcast(x: Any, axis_name: Axis, *, to: str = "varying") -> Any:
                 fix='use sp.psum, sp.pmax, sp.pbroadcast or sp.all_gather(to="invariant"), whose results are equal',
             )
         )
-    return optree.tree_map(
-        lambda leaf: _cast(frame, _inside(frame, leaf), axes) if isinstance(leaf, torch.Tensor) else leaf, x
-    )
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        inside = _inside(frame, leaf)
+        result = _cast(frame, inside, axes)
+        # op by op a cast looks at the memory of its operand, and this one may be written to
+        return result if result is inside or tracing() else result.clone()
+
+    return optree.tree_map(one, x)
 
 
 # helpers
@@ -392,13 +400,7 @@ def _size(frame: Frame, axes: tuple[str, ...]) -> int:
 
 
 def _inside(frame: Frame, x: torch.Tensor) -> torch.Tensor:
-    """A closed-over value enters as if it were an argument with P()."""
-    if stamp_of(x) is not None:
-        return x
-    known = frame.entered.get(id(x))
-    if known is None or known[0] is not x:
-        known = frame.entered[id(x)] = (x, frame.enter(x))
-    return known[1]
+    return frame.inside(x)
 
 
 def _cast(frame: Frame, x: torch.Tensor, axes: Sequence[str]) -> torch.Tensor:

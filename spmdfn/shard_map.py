@@ -15,27 +15,28 @@ import torch
 from . import collectives as c
 from ._compat import innermost, no_function_modes, no_functorch, tracing
 from .array import Array, layout_of
-from .block import Block, device_places
+from .block import Block, device_places, memories, mutated
 from .blocks import global_shape
 from .border import Border, enter, leave
+from .casts import Casts, equal_sample
 from .device_types import (
     NONE,
-    Casts,
     Frame,
     Refused,
     Stamp,
     current_frame,
-    equal_sample,
     running,
     stamp,
     stamp_of,
     varying,
 )
-from .errors import CollectiveError, SpecError, VaryingError, message
+from .errors import CollectiveError, SpecError, SpmdError, VaryingError, message
 from .layout import Layout
+from .lowering import named
 from .mesh import Mesh, resolve_mesh, set_mesh, unknown_axis
 from .movers import shard
 from .moves import Cast, apply
+from .partition.lines import quoted, raising_line
 from .signature import Signature
 from .spec import P, Resolved, Spec, resolve, with_context
 from .tree import broadcast_specs, flatten, leaf_paths, unflatten
@@ -79,6 +80,10 @@ def shard_map(
         return functools.partial(
             shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axis_names, check_vma=check_vma
         )
+    if not callable(f):
+        raise SpecError(
+            message(f"shard_map: {f!r} is a {type(f).__name__}, not a function", fix="sp.shard_map(f, mesh=..., ...)")
+        )
     signature = Signature(f)
 
     @functools.wraps(f)
@@ -107,9 +112,9 @@ class _Run:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, treedef = self.signature.flatten(args, kwargs)
-        self.mesh = self._mesh(leaves)
-        self.manual = self._axes()
         given = self.signature.specs(treedef, self.in_specs)
+        self.mesh = self._mesh([(want.name, leaf) for want, leaf in zip(given, leaves, strict=True)])
+        self.manual = self._axes()
         frame = self._frame()
         bindings: dict[str, int] = {}
         inside, versions = list(leaves), []
@@ -120,39 +125,45 @@ class _Run:
             resolved = self._resolve(want.spec, leaf.shape, names, f"argument: {want.name}")
             inside[place] = enter(leaf, self._border(resolved, leaf))
             versions.append((want.name, inside[place], inside[place]._version))
+            _borrow(frame, inside[place], f"the argument {want.name}")
         with set_mesh(self.mesh), running(frame), Casts(frame, _pcast):
             try:
                 result = self.signature.call(treedef, inside)
             except Refused as refused:
-                raise refused.args[0] from refused.__cause__
-        for name, block, version in versions:
+                raise self._told(refused.args[0], refused.__traceback__) from None
+            except (VaryingError, CollectiveError) as error:
+                raise self._told(error, error.__traceback__) from None
+        for name, block, version in versions:  # in a trace a write is seen at the end only
             if block._version != version:
-                raise VaryingError(
-                    message(
-                        f"{self.label}: the argument {name} was written to",
-                        "inputs are never mutated",
-                        fix=f"write to a copy, {name} = {name}.clone(), and return it",
-                    )
-                )
+                raise VaryingError(mutated(self.label, f"the argument {name}"))
         return self._leave(frame, result)
 
-    def _mesh(self, leaves: Sequence[Any]) -> Mesh:
-        arrays = [x for leaf in leaves if isinstance(x := innermost(leaf), Array)]
+    def _told(self, error: SpmdError, traceback: Any) -> SpmdError:
+        """The error of a body, with the line that it comes from."""
+        line = raising_line(traceback)
+        if line is not None and "\n  where: " not in str(error):
+            error = named(error, f"where: {quoted(line)}")
+        return error.with_traceback(traceback)
+
+    def _mesh(self, leaves: Sequence[tuple[str, Any]]) -> Mesh:
+        arrays = [(name, x) for name, leaf in leaves if isinstance(x := innermost(leaf), Array)]
         mesh = self.given_mesh
         if mesh is None and self.outer is not None:
             mesh = self.outer.mesh
         if mesh is None and arrays:
-            mesh = arrays[0].mesh
+            mesh = arrays[0][1].mesh
         mesh = resolve_mesh(mesh)
-        others = [array for array in arrays if array.mesh is not mesh]
-        if others or (self.outer is not None and self.outer.mesh is not mesh):
-            other = others[0].mesh if others else self.outer.mesh  # type: ignore[union-attr]
-            raise SpecError(
-                message(
-                    f"{self.label}: a map on {mesh!r} with an argument or around it a map on {other!r}",
-                    fix="use one mesh: sp.shard(x, spec, mesh=mesh) moves an Array",
+        others = [(f"the argument {name} is", array.mesh) for name, array in arrays]
+        others += [(f"the map {self.outer.label} around it is", self.outer.mesh)] if self.outer is not None else []
+        for what, other in others:
+            if other is not mesh:
+                raise SpecError(
+                    message(
+                        f"{self.label}: {what} on {other!r}",
+                        f"the map is on {mesh!r}",
+                        fix="use one mesh: sp.shard(x, spec, mesh=mesh) moves an Array",
+                    )
                 )
-            )
         return mesh
 
     def _axes(self) -> tuple[str, ...]:
@@ -170,6 +181,13 @@ class _Run:
                         fix="nested maps take disjoint axes: name others in axis_names=",
                     )
                 )
+        if not axes and taken:
+            raise SpecError(
+                message(
+                    f"{self.label}: all axes are manual in the map around it already: {', '.join(sorted(taken))}",
+                    fix="name the axes of the outer map in its axis_names=, and leave others to this one",
+                )
+            )
         if not tracing() and set(axes) | taken != set(self.mesh.axis_names):
             left = [axis for axis in self.mesh.axis_names if axis not in axes and axis not in taken]
             raise CollectiveError(
@@ -211,7 +229,11 @@ class _Run:
                     fix="pass it as an argument, with its spec in in_specs",
                 )
             )
-        return enter(x, self._border(Resolved(((),) * x.ndim, NONE), x))
+        entered = enter(x, self._border(Resolved(((),) * x.ndim, NONE), x))
+        frame = current_frame()
+        assert frame is not None
+        _borrow(frame, entered, f"a closed-over tensor of shape {tuple(x.shape)}")
+        return entered
 
     def _border(self, resolved: Resolved, x: Any) -> Border:
         plain = not isinstance(innermost(x), (Array, Block))
@@ -219,20 +241,29 @@ class _Run:
 
     def _resolve(self, spec: Spec, shape: Sequence[int], bindings: dict[str, int] | None, where: str) -> Resolved:
         try:
+            if isinstance(spec, P):
+                self._check_manual(spec, *spec.entries)
             resolved = resolve(spec, shape, self.mesh, bindings=bindings)
-            self._check_manual(resolved, spec)
+            self._check_manual(spec, *resolved.entries, tuple(resolved.unreduced))
+            if resolved.unreduced:
+                raise SpecError(
+                    message(
+                        f"the spec {spec!r} asks for a pending sum, which has no meaning in a map",
+                        fix="leave out unreduced=: an Array that is a pending sum is summed when it enters",
+                    )
+                )
         except SpecError as error:
             raise with_context(error, where, f"function: {self.label}") from None
         return resolved
 
-    def _check_manual(self, resolved: Resolved, spec: Spec) -> None:
-        for axis in (*(a for axes in resolved.entries for a in axes), *resolved.unreduced):
-            if axis not in self.manual or axis in resolved.unreduced:
+    def _check_manual(self, spec: Spec, *entries: tuple[str, ...]) -> None:
+        taken = self.outer.manual if self.outer is not None else NONE
+        for axis in (axis for axes in entries for axis in axes if axis in self.mesh.shape):
+            if axis not in self.manual:
+                why = "manual in the map around it already" if axis in taken else "not manual in this map"
                 raise SpecError(
                     message(
-                        f"the spec {spec!r} names {axis!r}, which is not manual in this map"
-                        if axis not in self.manual
-                        else f"the spec {spec!r} asks for a pending sum, which has no meaning in a map",
+                        f"the spec {spec!r} names {axis!r}, which is {why}",
                         f"manual axes: {', '.join(self.manual)}",
                         fix="name manual axes only; other axes stay as they are",
                     )
@@ -278,10 +309,9 @@ class _Run:
                         fix="return x[None] to concatenate the devices' scalars, or use P() for an equal one",
                     )
                 )
-            shape = [
-                n * (self.mesh.axis_size(e) if e else 1)
-                for n, e in zip(value.shape, _pad(entries, value.ndim), strict=False)
-            ]
+            known = [tuple(axis for axis in axes if axis in self.mesh.shape) for axes in _pad(entries, value.ndim)]
+            sizes = [self.mesh.axis_size(axes) if axes else 1 for axes in known]
+            shape = [n * size for n, size in zip(value.shape, sizes, strict=False)]
             return self._resolve(spec, shape, None, where)
         if spec is None:
             return self._resolve(P(), value.shape, None, where)
@@ -315,12 +345,22 @@ class _Run:
         missing = frozenset(named - varying(value))
         if missing and self.checked:
             value = _pcast(value, missing)
+        if not tracing():  # results share no memory with an argument, nor with each other
+            block = innermost(value)
+            if any(memory in frame.borrowed for memory in memories(block)):
+                value = value.clone()
+            _borrow(frame, value, "another result")
         border = Border(self.mesh, self.manual, resolved.entries, _reshard, False, self.checked)
         return leave(value, border)
 
 
 def _pad(entries: Sequence[Any], rank: int) -> list[Any]:
     return [*entries, *([()] * (rank - len(entries)))]
+
+
+def _borrow(frame: Frame, x: torch.Tensor, name: str) -> None:
+    if isinstance(block := innermost(x), Block):
+        frame.borrowed.update(dict.fromkeys(memories(block), name))
 
 
 def _pcast(x: torch.Tensor, axes: frozenset[str]) -> torch.Tensor:

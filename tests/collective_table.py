@@ -126,7 +126,9 @@ TABLE: dict[str, Row] = {
         lambda x, a: sp.all_gather(x, a, dim=1, tiled=True), lambda b: everywhere(torch.cat(b, 1), b)
     ),
     "all_gather invariant": Row(
-        lambda x, a: sp.all_gather(x, a, dim=-1, to="invariant"), lambda b: everywhere(torch.stack(b, -1), b), equal=True
+        lambda x, a: sp.all_gather(x, a, dim=-1, to="invariant"),
+        lambda b: everywhere(torch.stack(b, -1), b),
+        equal=True,
     ),
     "all_gather groups": Row(
         lambda x, a: sp.all_gather(x, a, tiled=True, axis_index_groups=grouped(_size(a))),
@@ -155,7 +157,9 @@ TABLE: dict[str, Row] = {
     "pshuffle": Row(lambda x, a: sp.pshuffle(x, a, list(range(_size(a)))[::-1]), lambda b: b[::-1]),
     "pbroadcast": Row(lambda x, a: sp.pbroadcast(x, a, _size(a) - 1), lambda b: everywhere(b[-1], b), equal=True),
     "ragged_all_to_all": Row(_ragged, _ragged_whole),
-    "axis_index": Row(lambda x, a: x * sp.axis_index(a), lambda b: [x * torch.tensor(i, dtype=torch.int32) for i, x in enumerate(b)]),
+    "axis_index": Row(
+        lambda x, a: x * sp.axis_index(a), lambda b: [x * torch.tensor(i, dtype=torch.int32) for i, x in enumerate(b)]
+    ),
     "pcast": Row(lambda x, a: sp.pcast(x.new_ones(2), a) * x[:1, :2], lambda b: [x[:1, :2] for x in b]),
 }
 
@@ -182,4 +186,6 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     drawn = torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(sum(shape)))
     if dtype == torch.bool:
         return drawn > 0
-    return drawn.abs().to(dtype) if dtype == torch.uint8 else (drawn / 4 if dtype.is_floating_point else drawn).to(dtype)
+    return (
+        drawn.abs().to(dtype) if dtype == torch.uint8 else (drawn / 4 if dtype.is_floating_point else drawn).to(dtype)
+    )

@@ -82,7 +82,7 @@ def test_transforms_in_the_body(name: str):
     mesh = MESHES["2"]
     c = Inside(name, mesh)
     f, ref, whole_loss, split = c.block, c.reference, loss_of(c.reference), P(c.axes)
-    x, w = numbers((mesh.size * mesh.size, 2), torch.float64), torch.tensor([0.5, -1.5], dtype=torch.float64)
+    x = numbers((mesh.size * mesh.size, 2), torch.float64)
     t, ct = steps(x), steps(ref(x))
     c.check(lambda x: grad_and_value(c.loss)(x), split, (split, P()), grad_and_value(whole_loss)(x), x)
     c.check(lambda x, ct: vjp(f, x)[1](ct)[0], (split, c.out), split, vjp(ref, x)[1](ct)[0], x, ct)

@@ -84,16 +84,7 @@ TO_HOST = {
 
 def refuse(op: Any, args: Sequence[Any], kwargs: dict[str, Any], where: str) -> None:
     """Raise if this call would write to a closed-over tensor or draw from the global generator."""
-    facts = profile(op)
-    if facts.draws and _draws(op, args, kwargs):
-        raise TracingError(
-            message(
-                f"{_name(op)} draws from torch's global generator; a traced function needs a key",
-                f"where: {quoted(where)}",
-                *_values(args, kwargs),
-                fix=_KEY,
-            )
-        )
+    refuse_draw(op, args, kwargs, where)
     for tensor in written(op, args, kwargs):
         if not isinstance(tensor, (FunctionalTensor, FakeTensor)):
             raise TracingError(
@@ -107,6 +98,21 @@ def refuse(op: Any, args: Sequence[Any], kwargs: dict[str, Any], where: str) -> 
                     "(buffers of a module, as BatchNorm's, too)",
                 )
             )
+
+
+def refuse_draw(
+    op: Any, args: Sequence[Any], kwargs: dict[str, Any], where: str, who: str = "a traced function"
+) -> None:
+    """Raise if this call would draw from the global generator."""
+    if profile(op).draws and _draws(op, args, kwargs):
+        raise TracingError(
+            message(
+                f"{_name(op)} draws from torch's global generator; {who} needs a key",
+                f"where: {quoted(where)}",
+                *_values(args, kwargs),
+                fix=_KEY,
+            )
+        )
 
 
 def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
