@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from . import _compat
-from .device_types import NONE, Frame, Refused, Stamp, refuse_write, stamp_of, tensors_in, typed, varying
+from .device_types import NONE, Frame, Refused, Stamp, current_frame, refuse_write, stamp_of, tensors_in, typed, varying
 from .errors import TracingError, VaryingError, message
 from .scalar_index import by_scalar, one_hot
 
@@ -24,6 +24,8 @@ class Casts(_compat.TorchFunctionMode):
         self.frame, self.pcast = frame, pcast
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if current_frame() is not self.frame:  # in a map inside this one, or in the global view around it
+            return function(*args, **(kwargs or {}))
         try:
             return self._call(function, args, kwargs or {})
         except (VaryingError, TracingError) as error:

@@ -28,7 +28,8 @@ class Frame:
     """One running map: its mesh, the axes that are manual in it and in the maps around it, and whether types are kept.
 
     `enter` makes a value from outside the map invariant inside; `made` does so with a tensor made in the body;
-    `place` is the index of each device along some axes. `borrowed` is memory that belongs to the caller: what it is.
+    `place` is the index of each device along some axes; `globally(function, values, spec)` calls a function outside the
+    map, on invariant values, and brings this device's block of its result in. `borrowed` is memory that belongs to the caller: what it is.
     """
 
     mesh: Mesh
@@ -39,6 +40,7 @@ class Frame:
     enter: Callable[[torch.Tensor], torch.Tensor]
     made: Callable[[torch.Tensor], torch.Tensor]
     place: Callable[[tuple[str, ...]], torch.Tensor]
+    globally: Callable[..., torch.Tensor]
     entered: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     borrowed: dict[int, str] = field(default_factory=dict)
 
@@ -135,7 +137,8 @@ def frame_for(axis_name: Any, what: str) -> tuple[Frame, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Stamp:
-    """The type of a value in a map: the axes over which it varies. `sample`: drawn from an invariant key."""
+    """The type of a value in a map: the axes over which it varies. `sample`: drawn from a key, which is equal over the
+    other axes."""
 
     varying: frozenset[str]
     sample: bool = False
@@ -186,10 +189,8 @@ def result_stamp(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Stamp 
         return Stamp(axes.union(args[1]))
     if op is c.all_gather and len(args) > 5 and args[5]:
         return Stamp(axes.difference(args[1]))
-    sample = not axes and (
-        (getattr(op, "namespace", "") == "spmdfn" and "random" in str(op)) or (len(stamps) == 1 and stamps[0].sample)
-    )
-    return Stamp(axes, sample)
+    drawn = getattr(op, "namespace", "") == "spmdfn" and "random" in str(op)
+    return Stamp(axes, drawn or (len(stamps) == 1 and stamps[0].sample))
 
 
 _GROUPED = {c.all_reduce: 3}

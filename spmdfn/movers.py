@@ -11,6 +11,7 @@ from ._compat import innermost, is_functorch_wrapped, is_traced, tracing
 from .array import Array, layout_of, spec_of
 from .backends.base import backend_of
 from .constrain import pin
+from .device_types import current_frame, typed
 from .errors import SpecError, TracingError, message
 from .layout import from_entries
 from .mesh import Mesh, current_mesh, resolve_mesh
@@ -33,6 +34,7 @@ def constrain(x: Any, spec: Spec, *, mesh: Mesh | None = None) -> Any:
     """
     if not isinstance(x, torch.Tensor):
         raise SpecError(message(f"constrain: {x!r} is a {type(x).__name__}, not a tensor", fix="constrain each leaf"))
+    _refuse_manual(x, spec)
     outer = current_mesh()
     if not tracing():
         base = innermost(x)
@@ -52,6 +54,22 @@ def constrain(x: Any, spec: Spec, *, mesh: Mesh | None = None) -> Any:
     except SpecError as error:
         raise with_context(error, "in sp.constrain") from None
     return pin(x.view_as(x) if tracing() and isinstance(x, Array) else x, resolved)
+
+
+def _refuse_manual(x: torch.Tensor, spec: Spec) -> None:
+    frame = current_frame()
+    if frame is None:
+        return
+    resolved = resolve(spec, x.shape, frame.mesh)
+    for axis in (*(axis for axes in resolved.entries for axis in axes), *resolved.unreduced):
+        if axis in frame.manual:
+            raise SpecError(
+                message(
+                    f"constrain in {frame.label}: the axis {axis!r} is manual in this map",
+                    f"spec: {spec!r}, block: {typed(x)}",
+                    fix="a value there is this device's block already; constrain names axes of the global view",
+                )
+            )
 
 
 def shard(tree: Any, specs: Any, *, mesh: Mesh | None = None) -> Any:

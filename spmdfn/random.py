@@ -3,6 +3,7 @@
 Names, argument order and values are those of `jax.random` with its default generator. A key is a plain uint32 tensor of
 shape (..., 2); it is used for one draw, and `split` or `fold_in` make more. Every sampler takes `spec=`: inside a
 traced function it pins the layout of the draw, outside the result is an Array; each device computes its own block only.
+Under `shard_map` it gives this device's block of the global draw, whose shape is then the one asked for.
 
 The generator is threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
 with an element's row-major index in the whole array as its counter.
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from . import threefry as core
 from ._compat import transforms_active
+from .device_types import current_frame
 from .jit import spmd_jit
 from .movers import constrain
 from .spec import Spec
@@ -162,6 +164,9 @@ def _draw(sampler: Callable[..., Tensor], spec: Spec, **values: Any) -> Tensor:
     check_key(values["key"], sampler.__name__)
     if spec is None:
         return sampler(**values)
+    frame = current_frame()
+    if frame is not None:  # this device's block of the global draw
+        return frame.globally(functools.partial(_draw, sampler, spec if frame.outer is None else None), values, spec)
     if transforms_active():
         return constrain(sampler(**values), spec)
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}

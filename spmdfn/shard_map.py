@@ -28,6 +28,7 @@ from .device_types import (
     running,
     stamp,
     stamp_of,
+    typed,
     varying,
 )
 from .errors import CollectiveError, SpecError, SpmdError, VaryingError, message
@@ -215,8 +216,39 @@ class _Run:
                 return Block([x, *(x.clone() for _ in range(self.mesh.size - 1))], self.mesh, Stamp(NONE))
 
         return Frame(
-            self.mesh, frozenset(self.manual), self.outer, self.checked, self.label, self._close_over, made, place
+            self.mesh,
+            frozenset(self.manual),
+            self.outer,
+            self.checked,
+            self.label,
+            self._close_over,
+            made,
+            place,
+            self._globally,
         )
+
+    def _globally(self, function: Callable[..., torch.Tensor], values: dict[str, Any], spec: Spec) -> torch.Tensor:
+        """Call a function in the view around the map, on values that all devices share; this device's block of it."""
+        frame = current_frame()
+        assert frame is not None
+        outside = dict(values)
+        for name, value in values.items():
+            if not isinstance(value, torch.Tensor):
+                continue
+            value = frame.inside(value)
+            if self.checked and (extra := sorted(varying(value).intersection(self.manual))):
+                raise VaryingError(
+                    message(
+                        f"{self.label}: a draw with spec= is this device's block of one global draw, but {name} varies "
+                        f"over {', '.join(extra)}",
+                        f"{name}: {typed(value)}, spec: {spec!r}",
+                        fix=f"give the {name} that all devices have, or draw a block of its own without spec=",
+                    )
+                )
+            outside[name] = leave(value, self._border(Resolved(((),) * value.ndim, NONE), None))
+        with running(self.outer):
+            result = function(**outside)
+        return enter(result, self._border(self._resolve(spec, result.shape, None, "spec of a draw"), result))
 
     def _close_over(self, x: torch.Tensor) -> torch.Tensor:
         """A value from outside, closed over, counts as an argument with P()."""
