@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from laid_out import ints, n, pos, unit
 from versus import case
 
-MANY = 6
+MANY = 4
 
 
 def mlp(x, up, a, down, b):

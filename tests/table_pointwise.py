@@ -47,10 +47,10 @@ LOSSES = ("loss", "cross")
 X, Y = n(8, 4), n(8, 4)
 
 POINTWISE = [
-    *[case(name, f, X, free="" if name == "glu" else "each xy (xy)- (yx)-") for name, f in UNARY.items()],
-    *[case(name, f, pos(8, 4), free="each") for name, f in POSITIVE.items()],
+    *[case(name, f, X, free="" if name == "glu" else "each xy (xy)- (yx)-", samples=1) for name, f in UNARY.items()],
+    *[case(name, f, pos(8, 4), free="each", samples=1) for name, f in POSITIVE.items()],
     *[
-        case(name, f, X, Y, free="" if any(w in name for w in LOSSES) else "each xy,xy (yx)-,(yx)-")
+        case(name, f, X, Y, free="" if any(w in name for w in LOSSES) else "each xy,xy (yx)-,(yx)-", samples=1)
         for name, f in BINARY.items()
     ],
     case("div", torch.div, X, pos(8, 4), free="each"),

@@ -33,7 +33,7 @@ class Case(NamedTuple):
     free: str = ""
     cheap: str = ""
     close: float = 1e-10
-    samples: int = 3
+    samples: int = 2
 
 
 def case(name: str, function: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> Case:

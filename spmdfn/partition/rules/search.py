@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from spmdfn.partition.rule import Call, Operand, Rule, register, rule
+from spmdfn.partition.rule import Call, Local, Operand, Rule, register, rule
 from spmdfn.partition.rules._masking import is_empty, kind_of, pattern
 
 aten = torch.ops.aten
@@ -28,8 +30,16 @@ def searchsorted(call: Call) -> Rule | None:
         ins[values] = out
     if sorter is not None:
         ins[sorter] = names
+    op: Any = call.op
+
+    def local(ctx: Local, *args: Any, **kwargs: Any) -> Any:
+        """Blocks are slices, and torch warns of those."""
+        dense = [arg.contiguous() if isinstance(arg, (torch.Tensor, torch.fx.Proxy)) else arg for arg in args]
+        return op(*dense, **kwargs)
+
     # a sorter holds positions within the whole sequence
-    return rule(call, pattern(call, ins, out), **kind_of("sum" if sorter is None else "whole", "n"))
+    kinds = kind_of("sum" if sorter is None else "whole", "n")
+    return rule(call, pattern(call, ins, out), local=local, strided=True, **kinds)
 
 
 @register(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor)
