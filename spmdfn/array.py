@@ -46,20 +46,21 @@ class Array(torch.Tensor):
 
     _blocks: list[torch.Tensor] | None
     _layout: Layout
-    _spec: P | None
+    _spec: P | None = None
     _device: torch.device
     # what a program is chosen by, kept ready for the next call
     _kind: tuple[Layout, torch.dtype, str]
     _strides: Strides
     _writes: list[int]  # how often its memory was written to: one counter for all that look at it
-    _source: Source | None  # what it was made from, if it is a view that is a copy
-    _locked: str | None  # what it is, if it must not be written to
+    _source: Source | None = None  # what it was made from, if it is a view that is a copy
+    _locked: str | None = None  # what it is, if it must not be written to
 
     __torch_function__ = disabled_torch_function  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, shards: Sequence[torch.Tensor], layout: Layout, spec: P | None = None) -> Array:
-        array = cls._of(list(shards), layout, like(layout.shape, shards[0].dtype, None))
+        with no_functorch():  # a level that is on would wrap it
+            array = cls._of(list(shards), layout, like(layout.shape, shards[0].dtype, None))
         array._spec = spec
         return array
 
@@ -70,23 +71,22 @@ class Array(torch.Tensor):
     def _of(cls, blocks: list[torch.Tensor], layout: Layout, meta: torch.Tensor, strides: Strides = None) -> Array:
         """An Array of these very blocks, with the metadata of a meta tensor."""
         device = blocks[0].device
-        with no_functorch():
-            array: Array = make_wrapper(cls, meta, device)
-        array._blocks, array._layout, array._spec, array._device = blocks, layout, None, device
-        array._kind, array._strides = (layout, meta.dtype, device.type), strides
-        array._writes, array._source, array._locked = [0], None, None
+        array: Array = make_wrapper(cls, meta, device)
+        array._blocks, array._layout, array._device = blocks, layout, device
+        array._kind, array._strides, array._writes = (layout, meta.dtype, device.type), strides, [0]
         return array
 
     @classmethod
     def _cut(cls, whole: torch.Tensor, layout: Layout) -> Array:
         """A plain tensor laid out: copies of its parts."""
-        with no_functorch():  # a level that is on would wrap the blocks
+        with no_functorch():
             return cls(take(whole.detach(), layout, copy=True), layout)
 
     def _alias(self, locked: str | None = None) -> Array:
         """Another Array of the same blocks."""
         meta = like(self._layout.shape, self._kind[1], self._strides)
-        array = self._of(self._current(), self._layout, meta, self._strides)
+        with no_functorch():
+            array = self._of(self._current(), self._layout, meta, self._strides)
         array._spec, array._writes, array._source = self._spec, self._writes, self._source
         array._locked = self._locked or locked
         return array
@@ -112,7 +112,7 @@ class Array(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        if any(not issubclass(kind, cls) for kind in types):
+        if len(types) > 1 and any(not issubclass(kind, cls) for kind in types):
             return NotImplemented  # another subclass that knows Arrays, perhaps
         return operate(cls, func, args, kwargs or {})
 

@@ -8,7 +8,7 @@ import operator
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torch import fx
 
 from ._compat import FakeTensorMode, OpOverload, no_dispatch_modes, no_functorch, quiet_fakes
 from .aliases import aliased, memory, unshared
-from .backends.base import Blocks, backend_of
+from .backends.base import Backend, Blocks, backend_of
 from .layout import Layout
 from .mesh import Mesh
 from .partition import guards, strided
@@ -55,7 +55,6 @@ class OneOp:
     results   the op's result, with a `Place` for every tensor; what is no tensor is there as it is
     likes     a meta tensor with the metadata of every tensor result
     is_view   the op's results look at the memory of its first operand, in plain torch
-    in_place  so do those of the program, on every device alike: nothing is communicated or cut by coordinates
     leaks     a result might look at an operand's memory although the op is no view
     """
 
@@ -64,16 +63,18 @@ class OneOp:
     likes: tuple[torch.Tensor, ...]
     strides: tuple[Strides, ...]
     is_view: bool = False
-    in_place: bool = False
     leaks: bool = False
+
+    @cached_property
+    def backend(self) -> Backend:
+        return backend_of(self.program.mesh)
 
     def run(self, inputs: Sequence[Blocks]) -> list[Blocks]:
         """The results' blocks; those of no view share memory with an operand."""
-        backend = backend_of(self.program.mesh)
         if not self.leaks:
-            return backend.run(self.program, [list(blocks) for blocks in inputs])
+            return self.backend.run(self.program, [list(blocks) for blocks in inputs])
         owned = {memory(block) for blocks in inputs for block in blocks}
-        results = backend.run(self.program, [list(blocks) for blocks in inputs])
+        results = self.backend.run(self.program, [list(blocks) for blocks in inputs])
         return [unshared(blocks, owned) for blocks in results]
 
 
@@ -179,14 +180,12 @@ def build(
         strides = tuple(strides_of(value) for value in found)
         likes = tuple(like(tuple(v.shape), v.dtype, s) for v, s in zip(found, strides, strict=True))
     looks = is_view(func)
-    coordinates = [node for node in program.graph.nodes if node.op == "placeholder"][: len(mesh.axis_names)]
     return OneOp(
         program,
         marked(result),
         likes,
         strides,
         is_view=looks,
-        in_place=not program.meets and not any(node.users for node in coordinates),
         leaks=not looks and bool(aliased(program.graph)),
     )
 

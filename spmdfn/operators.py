@@ -123,7 +123,8 @@ class Source:
 def _look(call: Call, view: Any, array: Any) -> None:
     """Tie a view to what it looks at."""
     view._locked = array._locked
-    if call[0].in_place and all(memory(a) == memory(b) for a, b in zip(view._blocks, array._blocks, strict=True)):
+    pairs = zip(view._blocks, array._blocks, strict=True)
+    if call[0].program.is_uniform and all(memory(a) == memory(b) for a, b in pairs):
         view._writes, view._source = array._writes, array._source
     else:
         view._blocks = [block.contiguous() if 0 in block.stride() else block for block in view._blocks]

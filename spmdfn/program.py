@@ -83,6 +83,12 @@ class Program:
         return tuple(Row(**node.meta["row"]) for node in self.meets)
 
     @cached_property
+    def is_uniform(self) -> bool:
+        """Whether a device's results depend on its blocks alone: not on its place, nor on other devices."""
+        places = [node for node in self.graph.nodes if node.name in self.coordinates]
+        return not self.meets and not any(node.users for node in places)
+
+    @cached_property
     def _generated(self) -> tuple[str, Namespace]:
         return _generate(self.graph, self.constants, len(self.mesh.axis_names))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ._compat import autograd_node, is_composite, tracing
+from ._compat import autograd_node, is_composite, modes_active, tracing
 from .errors import SpmdError, TracingError, message
 from .gradients import lay_like, watch
 from .layout import Layout, axes_of, replicated, whole
@@ -24,7 +24,7 @@ Handler = Callable[[Any, Any, Any, Any], Any]
 
 def operate(cls: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """One torch op with an Array among its operands: what `Array.__torch_dispatch__` answers."""
-    if tracing():
+    if modes_active() and tracing():
         raise TracingError(
             message(
                 f"{func} on an Array inside a make_fx trace, which would record this process's blocks as constants",
