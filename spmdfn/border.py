@@ -91,10 +91,13 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.border = inputs[1]
+        ctx.set_materialize_grads(False)  # torch's zeros would be a plain tensor
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
         border, g = ctx.border, cotangents[0]
+        if g is None:
+            return None, None
         if not border.checked and not border.raw and border.unnamed:
             g = apply(g, Sum(border.unnamed, (), False))
         return _Leave.apply(g, replace(border, raw=True)), None
@@ -118,10 +121,13 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.border = inputs[1]
+        ctx.set_materialize_grads(False)  # torch's zeros would be a plain tensor
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
         border, g = ctx.border, cotangents[0]
+        if g is None:
+            return None, None
         if not border.checked and not border.raw and border.unnamed:
             g = g / border.mesh.axis_size(border.unnamed)
         return _Enter.apply(g, replace(border, raw=True)), None

@@ -49,11 +49,11 @@ PLACED = frozenset([pcast, axis_index, own_slice, keep_source])
 
 
 def _like(x: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
-    return x.new_empty([sizes.get(dim, size) for dim, size in enumerate(x.shape)])
+    return x.new_zeros([sizes.get(dim, size) for dim, size in enumerate(x.shape)])
 
 
 def _same(x: torch.Tensor, *_: object) -> torch.Tensor:
-    return torch.empty_like(x)
+    return torch.zeros_like(x)
 
 
 def _all_gather(x: torch.Tensor, axes: list[str], size: int, dim: int, *_: object) -> torch.Tensor:
@@ -68,12 +68,12 @@ def _all_to_all(
     x: torch.Tensor, axes: list[str], size: int, split_dim: int, concat_dim: int, *_: object
 ) -> torch.Tensor:
     if split_dim == concat_dim:
-        return torch.empty_like(x)
+        return torch.zeros_like(x)
     return _like(x, {split_dim: x.shape[split_dim] // size, concat_dim: x.shape[concat_dim] * size})
 
 
 def _ragged(x: torch.Tensor, output: torch.Tensor, *_: object) -> torch.Tensor:
-    return torch.empty_like(output)
+    return torch.zeros_like(output)
 
 
 def _axis_index(like: torch.Tensor, axes: list[str]) -> torch.Tensor:
@@ -81,11 +81,11 @@ def _axis_index(like: torch.Tensor, axes: list[str]) -> torch.Tensor:
 
 
 def _enter(x: torch.Tensor, entries: list[str], sizes: list[int], manual: list[str]) -> torch.Tensor:
-    return x.new_empty([n // size for n, size in zip(x.shape, sizes, strict=True)])
+    return x.new_zeros([n // size for n, size in zip(x.shape, sizes, strict=True)])
 
 
 def _leave(x: torch.Tensor, entries: list[str], sizes: list[int], manual: list[str]) -> torch.Tensor:
-    return x.new_empty([n * size for n, size in zip(x.shape, sizes, strict=True)])
+    return x.new_zeros([n * size for n, size in zip(x.shape, sizes, strict=True)])
 
 
 _SHAPES = {
@@ -101,4 +101,6 @@ _SHAPES = {
 }
 for _name, _shape in _SHAPES.items():
     torch.library.register_fake(f"spmdfn::{_name}", _shape)
-    LIBRARY.impl(_name, _shape, "CompositeExplicitAutograd")  # a trace meets tensors with data too: made in the body
+    # A trace meets tensors with data too, made in the body. So do transforms in an eager map: zeros that autograd makes
+    # for what has no derivative are plain tensors, and a linear map of zeros is zeros.
+    LIBRARY.impl(_name, _shape, "CompositeExplicitAutograd")

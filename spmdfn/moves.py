@@ -184,10 +184,13 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.move = inputs[1]
+        ctx.set_materialize_grads(False)  # torch's zeros would be a plain tensor, no value of the map
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
         cotangent = cotangents[0]
+        if cotangent is None:
+            return None, None
         for move in ctx.move.transpose():
             cotangent = apply(cotangent, move)
         return cotangent, None
@@ -222,6 +225,7 @@ class Extremum(torch.autograd.Function):
         x, ctx.axes, _, ctx.groups = inputs
         ctx.save_for_backward(x, output)
         ctx.save_for_forward(x, output)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
     def _share(ctx: Any) -> torch.Tensor:
@@ -232,7 +236,9 @@ class Extremum(torch.autograd.Function):
         return mask / (count if ctx.groups else apply(count, cast))
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
+        if cotangents[0] is None:
+            return None, None, None, None
         g = apply(cotangents[0], Sum(ctx.axes, ctx.groups)) if ctx.groups else apply(cotangents[0], Cast(ctx.axes))
         return g * Extremum._share(ctx), None, None, None
 
@@ -267,14 +273,17 @@ class Ragged(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, _, *counts, ctx.axes, ctx.size = inputs
-        ctx.save_for_backward(x, *counts)
-        ctx.save_for_forward(x, *counts)
+        *tensors, ctx.axes, ctx.size = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[Any, ...]:
-        x, input_offsets, send_sizes, output_offsets, recv_sizes = ctx.saved_tensors
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
+        x, _, input_offsets, send_sizes, output_offsets, recv_sizes = ctx.saved_tensors
         g = cotangents[0]
+        if g is None:
+            return (None,) * 8
         exchange = AllToAll(ctx.axes, ctx.size, 0, 0)
         landed, taken = apply(output_offsets, exchange), apply(input_offsets, exchange)
         zeros = torch.zeros_like(x)
@@ -284,8 +293,9 @@ class Ragged(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        _, *counts = ctx.saved_tensors
-        return Ragged.apply(tangents[0], tangents[1], *counts, ctx.axes, ctx.size)
+        x, output, *counts = ctx.saved_tensors
+        moving = [torch.zeros_like(p) if t is None else t for p, t in zip((x, output), tangents, strict=False)]
+        return Ragged.apply(*moving, *counts, ctx.axes, ctx.size)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: torch.Tensor, output: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, int]:
