@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -210,6 +210,105 @@ def is_composite(op: Any) -> bool:
 def no_function_modes() -> Any:
     """A context in which torch functions go straight to dispatch."""
     return torch._C.DisableTorchFunction()
+
+
+# Running a user's function inside an autograd.Function: functorch levels and function modes are taken off there.
+
+
+def levels() -> tuple[tuple[Any, Any], ...]:
+    """The running functorch transforms, outermost first: the kind of each, and what stands for it."""
+    kinds = [interpreter.key() for interpreter in torch._C._functorch.get_interpreter_stack() or ()]
+    with temporarily_clear_interpreter_stack() as stack:
+        return tuple(zip(kinds, reversed(stack), strict=True))
+
+
+def function_modes() -> tuple[TorchFunctionMode, ...]:
+    """The active function modes, outermost first."""
+    return tuple(_get_current_function_mode_stack())
+
+
+@contextmanager
+def with_function_modes(modes: Sequence[TorchFunctionMode]) -> Iterator[None]:
+    """Make these modes active, past their own `__enter__`: they were entered before."""
+    pushed = 0
+    try:
+        for mode in modes:
+            _push_mode(mode)
+            pushed += 1
+        yield
+    finally:
+        for _ in range(pushed):
+            _pop_mode()
+
+
+@contextmanager
+def as_many_levels(layers: Sequence[Any]) -> Iterator[int]:
+    """Give the transforms that start inside other levels than those in `layers`; yields how many run outside.
+
+    So a tensor of a transform that was taken off can be told from one of a transform that starts here.
+    """
+    outside = torch._C._functorch.maybe_current_level() or 0
+    pushed = 0
+    try:
+        for _ in range(len(layers) - outside):  # a vmap that nothing is mapped by changes no result
+            torch._C._functorch._vmap_increment_nesting(1, "same")
+            pushed += 1
+        yield outside
+    finally:
+        for _ in range(pushed):
+            torch._C._functorch._vmap_decrement_nesting()
+
+
+def level_of(value: torch.Tensor) -> int:
+    """The functorch level that a tensor belongs to, 0 for none; a wrapper of a transform that has ended has none."""
+    return max(torch._C._functorch.maybe_get_level(torch._C._functorch.unwrap_if_dead(value)), 0)
+
+
+def below(value: torch.Tensor, level: int, layers: Sequence[Any], *, detach: bool = False) -> tuple[torch.Tensor, str]:
+    """A tensor without its levels above `level`, and what one of them does with it: "grad", "jvp", "vmap" or "".
+
+    `layers` are the transforms that the levels stand for. `detach`: derivatives do not matter.
+    """
+    value = torch._C._functorch.unwrap_if_dead(value)
+    while (at := torch._C._functorch.maybe_get_level(value)) > level:
+        if torch._C._functorch.is_batchedtensor(value):
+            return value, "vmap"
+        if value.requires_grad and not detach:
+            return value, "grad"
+        if not detach and at <= len(layers) and layers[at - 1][0] == TransformType.Jvp:
+            stack = [layer for _, layer in reversed(layers[:at])]
+            with temporarily_clear_interpreter_stack(), temporarily_restore_interpreter_stack(stack), _forward_mode(True):
+                if torch._VF._unpack_dual(value, 0)[1] is not None:  # type: ignore[attr-defined]
+                    return value, "jvp"
+        value = torch._C._functorch.unwrap_if_dead(torch._C._functorch.get_unwrapped(value))
+    return value, ""
+
+
+def differentiates(layers: Sequence[Any]) -> bool:
+    """Whether one of the transforms is a reverse-mode derivative."""
+    return any(kind == TransformType.Grad for kind, _ in layers)
+
+
+def wrapped_in(value: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A tensor and what it holds at each functorch level under it."""
+    yield value
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+        yield value
+
+
+def is_batched(value: torch.Tensor) -> bool:
+    """Whether a vmap maps over a tensor, at any level."""
+    return any(torch._C._functorch.is_batchedtensor(x) for x in wrapped_in(value))
+
+
+from torch._C._functorch import TransformType  # noqa: E402
+from torch._functorch.pyfunctorch import (  # noqa: E402
+    temporarily_clear_interpreter_stack,
+    temporarily_restore_interpreter_stack,
+)
+from torch.autograd.forward_ad import _set_fwd_grad_enabled as _forward_mode  # noqa: E402
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode  # noqa: E402
 
 
 @contextmanager
