@@ -14,8 +14,11 @@ op = torch.ops.spmdfn.constrain.default
 
 
 @torch.library.register_fake("spmdfn::constrain")
-def _(x: torch.Tensor, entries: list[str], unreduced: list[str]) -> torch.Tensor:
+def _like(x: torch.Tensor, entries: list[str], unreduced: list[str]) -> torch.Tensor:
     return torch.empty_like(x)
+
+
+LIBRARY.impl("constrain", _like, "CompositeExplicitAutograd")  # a trace meets tensors with data too
 
 
 class _Constrain(torch.autograd.Function):

@@ -27,9 +27,10 @@ NONE: frozenset[str] = frozenset()
 class Frame:
     """One running map: its mesh, the axes that are manual in it and in the maps around it, and whether types are kept.
 
-    `enter` makes a value from outside the map invariant inside; `made` does so with a tensor made in the body;
-    `place` is the index of each device along some axes; `globally(function, values, spec)` calls a function outside the
-    map, on invariant values, and brings this device's block of its result in. `borrowed` is memory that belongs to the caller: what it is.
+    `enter` makes a value from outside the map invariant inside; `made` does so with a tensor made in the body.
+    `place` is the index of each device along some axes. `globally(function, values, spec)` calls a function outside
+    the map, on invariant values, and brings this device's block of its result in. `borrowed` is memory that belongs to
+    the caller, and what it is.
     """
 
     mesh: Mesh
