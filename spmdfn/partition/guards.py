@@ -23,9 +23,7 @@ from .lines import quoted
 _aten = torch.ops.aten
 _BATCH_NORM = "clone the buffers, pass the clones (torch.func.functional_call), and return them as results"
 _CLONE = "work on a clone (x = x.clone()) and return it as a result"
-_BRANCH = (
-    "torch.where(condition, a, b) instead of a branch; a static argument (static_argnums) for a value of Python's"
-)
+_BRANCH = "torch.where(condition, a, b) instead of a branch; a static argument (static_argnums) for a value of Python's"
 _SHAPE = "keep the shape: torch.where(mask, x, fill), or multiply by the mask; torch.topk or sort for a fixed number"
 _KEY = (
     "pass a key and draw from it: sp.random.normal(key, shape), sp.random.uniform, sp.random.randint; "
@@ -145,6 +143,14 @@ def refuse_to_host(function: Callable[..., Any], args: Sequence[Any], where: str
     """Raise if the data of a traced value is asked for."""
     if args and isinstance(args[0], torch.Tensor) and is_traced(args[0]):
         raise TracingError(_needs_value(TO_HOST[function], where, f"value: {_describe(args[0])}"))
+
+
+def any_traced(args: Sequence[Any]) -> bool:
+    """Whether some argument, at any depth of lists, stands for a value of the trace."""
+    return any(
+        any_traced(value) if isinstance(value, (list, tuple)) else isinstance(value, (FunctionalTensor, FakeTensor))
+        for value in args
+    )
 
 
 def explained(error: Exception, where: str, args: Sequence[Any] = ()) -> TracingError | None:

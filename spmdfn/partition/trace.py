@@ -89,10 +89,10 @@ def trace(
         with Types():  # device types of values in a map; inside functionalization, so that writes are seen as values
             return functional(*fakes)
 
+    # view replay: else writes to views trace to as_strided in a backward
+    settings = (_compat.view_replay(True), _compat.compiling(), _compat.single_threaded_autograd())
     with ExitStack() as stack:
-        stack.enter_context(_compat.view_replay(True))  # else writes to views trace to as_strided in a backward
-        stack.enter_context(_compat.compiling())
-        for setting in (_compat.single_threaded_autograd(), _compat.no_mkldnn(), _compat.quiet_grad_access()):
+        for setting in (*settings, _compat.no_mkldnn(), _compat.quiet_grad_access()):
             stack.enter_context(setting)
         try:
             module = _compat.make_fx(typed, tracing_mode="real", _disable_torch_fn_metadata_mode=True)(*stand_ins)
@@ -271,7 +271,7 @@ class _Ops(_compat.TorchDispatchMode):
     def _run_guarded(self, op: Any, args: Any, kwargs: Any, where: str, backward: bool) -> Any:
         guards.refuse(op, args, kwargs, where)
         facts = guards.profile(op)
-        if facts.data_dependent and not _any_traced(args):
+        if facts.data_dependent and not guards.any_traced(args):
             with _compat.no_dispatch_modes():  # the value of a closed-over tensor is known
                 return op(*args, **kwargs)
         try:
@@ -293,10 +293,3 @@ class _Ops(_compat.TorchDispatchMode):
             node.meta.update(where=where, backward=backward)
             if recompute is not None:
                 node.meta["recompute"] = recompute
-
-
-def _any_traced(args: Sequence[Any]) -> bool:
-    return any(
-        _any_traced(value) if isinstance(value, (list, tuple)) else isinstance(value, (FunctionalTensor, FakeTensor))
-        for value in args
-    )
