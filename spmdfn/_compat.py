@@ -278,7 +278,7 @@ def below(value: torch.Tensor, level: int, layers: Sequence[Any], *, detach: boo
         if not detach and at <= len(layers) and layers[at - 1][0] == TransformType.Jvp:
             stack = [layer for _, layer in reversed(layers[:at])]
             with temporarily_clear_interpreter_stack(), temporarily_restore_interpreter_stack(stack), _forward_mode(True):
-                if torch._VF._unpack_dual(value, 0)[1] is not None:  # type: ignore[attr-defined]
+                if torch._VF._unpack_dual(value, 0)[1] is not None:
                     return value, "jvp"
         value = torch._C._functorch.unwrap_if_dead(torch._C._functorch.get_unwrapped(value))
     return value, ""

@@ -75,7 +75,7 @@ class Block(torch.Tensor):
         results = [func(*pick(args, i), **pick(kwargs, i)) for i in range(mesh.size)]
         return wrap(results, mesh, result_stamp(func, args, kwargs) or Stamp(frozenset()))
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         lines = [typed(self)]
         for place, block in enumerate(self.blocks):
             at = ", ".join(

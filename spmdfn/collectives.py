@@ -8,6 +8,8 @@ In a `Program` the collectives are the points at which devices meet; the other o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 LIBRARY = torch.library.Library("spmdfn", "FRAGMENT")
@@ -88,7 +90,7 @@ def _leave(x: torch.Tensor, entries: list[str], sizes: list[int], manual: list[s
     return x.new_zeros([n * size for n, size in zip(x.shape, sizes, strict=True)])
 
 
-_SHAPES = {
+_SHAPES: dict[str, Callable[..., torch.Tensor]] = {
     **dict.fromkeys(["all_reduce", "permute", "broadcast", "pcast", "keep_source"], _same),
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,

@@ -141,13 +141,11 @@ def check(op, *args, meshes=(2, 4), must_split=None, **kwargs) -> Rule:
         blocks = []
         for index in range(n):
             ctx = Block(rule, factor, n, index)
-            pieces = [
-                take_block(t, dims, rule, factor, n, index) for t, dims in zip(tensors, rule.ins, strict=True)
-            ]
+            pieces = [take_block(t, dims, rule, factor, n, index) for t, dims in zip(tensors, rule.ins, strict=True)]
             blocks.append(flat_results(run(call, rule, pieces, args, kwargs, ctx)))
-            for place, dims in enumerate(rule.outs):
-                shape = tuple(blocks[-1][place].shape)
-                assert shape == ctx.out_shape(place), f"{op} split on {factor}: block {shape}, wanted {ctx.out_shape(place)}"
+            for place, block in enumerate(blocks[-1]):
+                shape, wanted = tuple(block.shape), ctx.out_shape(place)
+                assert shape == wanted, f"{op} split on {factor}: block {shape}, wanted {wanted}"
         for place, dims in enumerate(rule.outs):
             got = join_blocks([b[place] for b in blocks], dims, rule, factor)
             compare(got, want[place], f"{op} split on {factor} by {n}, result {place}")
@@ -173,5 +171,5 @@ def _check_linear(call, rule, group, tensors, args, kwargs, want):
         )
     first = [parts.get(i, t) for i, t in enumerate(tensors)]
     second = [t - parts[i] if i in parts else t for i, t in enumerate(tensors)]
-    total = flat_results(run(call, rule, first, args, kwargs))[0] + flat_results(run(call, rule, second, args, kwargs))[0]
-    compare([total], want, f"{call.op}: not linear in operands {sorted(group)}")
+    one, two = (flat_results(run(call, rule, parts, args, kwargs))[0] for parts in (first, second))
+    compare([one + two], want, f"{call.op}: not linear in operands {sorted(group)}")

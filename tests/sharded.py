@@ -9,7 +9,7 @@ import spmdfn as sp
 
 
 def difference(got, want) -> float:
-    """The largest difference between two trees of tensors, relative to each tensor's largest value if that is over 1."""
+    """The largest difference between two trees of tensors, relative to a tensor's largest value if that is over 1."""
     got, want = optree.tree_leaves(sp.unshard(got)), optree.tree_leaves(want)
     assert len(got) == len(want)
     largest = 0.0

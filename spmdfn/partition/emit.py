@@ -73,7 +73,7 @@ class Emitter:
         if bound.call.op in collectives.COLLECTIVES:
             return [self._named(bound, args, assignment, where)]
         if rule is None or rule.local is None or not (assignment or rule.strided):
-            node = self.graph.call_function(bound.call.op, args, kwargs)  # type: ignore[arg-type]
+            node = self.graph.call_function(bound.call.op, args, kwargs)
             return self._results(node, bound.node.meta["val"], where)
 
         def proxy(argument: Any) -> Any:

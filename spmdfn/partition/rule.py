@@ -52,7 +52,7 @@ class Call:
         """The argument of that schema name, wherever it was passed; the schema's default when it was not."""
         if name in self.kwargs:
             return self.kwargs[name]
-        for position, argument in enumerate(self.op._schema.arguments):  # type: ignore[attr-defined]
+        for position, argument in enumerate(self.op._schema.arguments):
             if argument.name == name:
                 if position < len(self.args):
                     return self.args[position]

@@ -22,7 +22,7 @@ def embedding(call: Call) -> Rule | None:
 
     def local(ctx: Local, weight: Any, indices: Any, *options: Any, **kwargs: Any) -> Any:
         if not ctx.is_split("v"):
-            return call.op(weight, indices, *options, **kwargs)  # type: ignore[operator]
+            return call.op(weight, indices, *options, **kwargs)
         rows, inside = mine(indices, ctx.offset("v"), ctx.size("v"))
         # padding_idx matters to autograd only, and its row number means nothing within a block
         out = aten.embedding.default(weight, torch.where(inside, rows, 0))

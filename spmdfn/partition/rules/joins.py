@@ -126,13 +126,13 @@ COPYING_PADS = {f"{kind}_pad{n}d": n for kind in ("reflection", "replication") f
 @register(*(getattr(aten, name).default for name in COPYING_PADS))
 def copying_pad(call: Call) -> Rule:
     """The padded dims are whole."""
-    return _trailing_whole(call, COPYING_PADS[call.op.__name__.partition(".")[0]], elementwise=True)  # type: ignore[attr-defined]
+    return _trailing_whole(call, COPYING_PADS[call.op.__name__.partition(".")[0]], elementwise=True)
 
 
 @register(*(getattr(aten, f"{name}_backward").default for name in COPYING_PADS))
 def copying_pad_backward(call: Call) -> Rule:
     """The padded dims are whole, and of the padded tensor only the shape matters."""
-    count = COPYING_PADS[call.op.__name__.partition("_backward")[0]]  # type: ignore[attr-defined]
+    count = COPYING_PADS[call.op.__name__.partition("_backward")[0]]
     return _trailing_whole(call, count, shape_only=frozenset({1}))
 
 

@@ -76,7 +76,7 @@ def _at(argument: Any, place: int) -> Any:
 @register(*functional(f"_foreach_{name}" for name in (*POINTWISE, *REDUCTIONS)))
 def foreach(call: Call) -> Rule | None:
     """One plain op a position, where a tensor is split."""
-    name = call.op._schema.name.removeprefix("aten::_foreach_")  # type: ignore[attr-defined]
+    name = call.op._schema.name.removeprefix("aten::_foreach_")
     one = POINTWISE.get(name) or REDUCTIONS[name]
     scales = call.op in (aten._foreach_addcdiv.Tensor, aten._foreach_addcmul.Tensor)
 
