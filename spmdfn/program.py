@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import keyword
 import linecache
+import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,12 +103,14 @@ class Program:
         source, namespace = self._generated
         filename = f"<spmdfn program {id(self):x}>"
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+        weakref.finalize(self, linecache.cache.pop, filename, None)
         scope = dict(namespace.values)
         exec(compile(source, filename, "exec"), scope)
         return scope["program"]
 
     def __repr__(self) -> str:
-        return f"<Program of {len(self.graph.nodes)} ops and {len(self.meets)} collectives on {self.mesh}>"
+        ops = sum(node.op in ("call_function", "call_method") for node in self.graph.nodes) - len(self.meets)
+        return f"<Program of {ops} ops and {len(self.meets)} collective{'s' * (len(self.meets) != 1)} on {self.mesh}>"
 
 
 def _generate(graph: fx.Graph, constants: dict[str, torch.Tensor], axes: int) -> tuple[str, Namespace]:
