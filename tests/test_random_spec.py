@@ -62,7 +62,7 @@ def test_each_device_draws_its_own_block_without_communication():
         f = sp.spmd_jit(lambda key: sp.random.normal(key, (8, 16), spec="(dp b) (tp n)"))
         program = f.lower(sp.random.key(0))
     assert not program.collectives
-    assert "block_normal(arg0_1, (4, 4, ), (16, 1, )" in program.as_text()
+    assert "block_normal(key, (4, 4, ), (16, 1, )" in program.as_text()
 
 
 def test_a_mask_takes_the_layout_of_what_it_meets():
