@@ -14,7 +14,7 @@ import spmdfn as sp
 from spmdfn import P
 from spmdfn.array import layout_of
 from spmdfn.blocks import assemble, take
-from spmdfn.errors import SpecError, SpmdError, TracingError
+from spmdfn.errors import SpecError, TracingError
 from spmdfn.layout import Layout, from_entries
 
 MESH = sp.make_mesh((2, 4), ("dp", "tp"))
