@@ -109,9 +109,15 @@ class Sweep:
         return moved(value.layout, layout) * tensor_of(key).dtype.itemsize
 
     def _lasts(self, found: tuple[fx.Node, bool, int], user: User) -> bool:
-        """Whether an earlier conversion may serve a user: a gathered value only within its pass, and not for long."""
+        """Whether an earlier conversion may serve a user: a gathered value only within its pass, and not for long.
+
+        What is computed again in the backward takes nothing from the forward, or it would be kept until then.
+        """
         _, backward, gathers = found
-        return gathers < 0 or (backward == bool(user.meta.get("backward")) and self._gathers - gathers < GATHERS_ALIVE)
+        same_pass = backward == bool(user.meta.get("backward"))
+        if gathers < 0:
+            return same_pass or user.meta.get("recompute") is None
+        return same_pass and self._gathers - gathers < GATHERS_ALIVE
 
     def settle(self, key: Key, layout: Layout, node: fx.Node, user: User, why: str) -> None:
         """Convert a value for good: every later use takes it from here."""
