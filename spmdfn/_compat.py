@@ -277,9 +277,11 @@ def below(value: torch.Tensor, level: int, layers: Sequence[Any], *, detach: boo
             return value, "grad"
         if not detach and at <= len(layers) and layers[at - 1][0] == TransformType.Jvp:
             stack = [layer for _, layer in reversed(layers[:at])]
-            with temporarily_clear_interpreter_stack(), temporarily_restore_interpreter_stack(stack), _forward_mode(True):
-                if torch._VF._unpack_dual(value, 0)[1] is not None:
-                    return value, "jvp"
+            restored = temporarily_restore_interpreter_stack(stack)
+            with _set_fwd_grad_enabled(True), temporarily_clear_interpreter_stack(), restored:
+                tangent = torch._VF._unpack_dual(value, 0)[1]
+            if tangent is not None:
+                return value, "jvp"
         value = torch._C._functorch.unwrap_if_dead(torch._C._functorch.get_unwrapped(value))
     return value, ""
 
@@ -307,7 +309,7 @@ from torch._functorch.pyfunctorch import (  # noqa: E402
     temporarily_clear_interpreter_stack,
     temporarily_restore_interpreter_stack,
 )
-from torch.autograd.forward_ad import _set_fwd_grad_enabled as _forward_mode  # noqa: E402
+from torch.autograd.forward_ad import _set_fwd_grad_enabled  # noqa: E402
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode  # noqa: E402
 
 

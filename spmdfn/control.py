@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeGuard
 
 import torch
 
 from . import _compat
 from .device_types import current_frame, selected_branch, varying
-from .errors import SpmdError, TracingError, message
+from .errors import TracingError, message
 from .signature import Signature
 from .tree import flatten, leaf_paths, unflatten
 
@@ -37,16 +37,17 @@ def scan(
     label = Signature(f).label
     leaves, treedef = flatten(xs)
     n = _length(label, leaves, leaf_paths(treedef), length)
-    columns = [_tensor(leaf).unbind(0) for leaf in leaves] if n else []
+    columns = [leaf.unbind(0) for leaf in leaves] if n else []
     carry, ys = init, [None] * n
     for i in reversed(range(n)) if reverse else range(n):
         carry, ys[i] = _step(f, label, carry, unflatten(treedef, [column[i] for column in columns]))
         first = n - 1 if reverse else 0
-        _refuse_change(f"scan: what {label} returns as y changes with the step", "step 0", ys[first], f"step {i}", ys[i])
+        what = f"scan: what {label} returns as y changes with the step"
+        _refuse_change(what, f"step {first}", ys[first], f"step {i}", ys[i], grows=True)
     if n:
         return carry, _stacked(ys)
     # the shapes of an empty result follow from a step that is thrown away
-    example = unflatten(treedef, [_tensor(leaf).new_zeros(leaf.shape[1:]) for leaf in leaves])
+    example = unflatten(treedef, [leaf.new_zeros(leaf.shape[1:]) for leaf in leaves])
     with torch.no_grad():
         return init, _stacked([_step(f, label, init, example)[1]], empty=True)
 
@@ -79,7 +80,7 @@ def _step(f: Callable[..., Any], label: str, carry: Any, x: Any) -> tuple[Any, A
 
 def _stacked(ys: list[Any], *, empty: bool = False) -> Any:
     columns = zip(*[flatten(y)[0] for y in ys], strict=True)
-    stacked = [torch.stack([_tensor(leaf) for leaf in column]) for column in columns]
+    stacked = [torch.stack(_tensors(column)) for column in columns]
     return unflatten(flatten(ys[0])[1], [column[:0] for column in stacked] if empty else stacked)
 
 
@@ -142,7 +143,7 @@ def _chosen(pred: torch.Tensor, a: Any, b: Any) -> Any:
 
 
 def _refuse_change(what: str, name: str, old: Any, other: str, new: Any, *, grows: bool = False) -> None:
-    """Two trees must agree in structure, and their leaves in shape and dtype (`grows`: a number may become a tensor)."""
+    """Two trees must agree in structure, their leaves in shape and dtype. `grows`: a number may become a tensor."""
     (leaves, treedef), (others, other_treedef) = flatten(old), flatten(new)
     if treedef != other_treedef:
         paths, other_paths = leaf_paths(treedef), leaf_paths(other_treedef)
@@ -176,9 +177,10 @@ def _what(x: Any) -> str:
     return f"the {type(x).__name__} {x!r}" if isinstance(x, (str, *Number)) else f"a {type(x).__name__}"
 
 
-def _tensor(x: Any) -> torch.Tensor:
-    if isinstance(x, torch.Tensor):
-        return x
-    if _is_number(x):
-        return torch.tensor(x)
-    raise SpmdError(message(f"scan: a y holds {_what(x)}", fix="return tensors and numbers as y"))
+def _tensors(column: Sequence[Any]) -> list[torch.Tensor]:
+    """The values of one leaf of y: tensors, and numbers of their dtype."""
+    dtype = next((x.dtype for x in column if isinstance(x, torch.Tensor)), None)
+    for x in column:
+        if not isinstance(x, (torch.Tensor, *Number)):
+            raise TracingError(message(f"scan: a y holds {_what(x)}", fix="return tensors and numbers as y"))
+    return [x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=dtype) for x in column]

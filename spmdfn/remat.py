@@ -217,7 +217,7 @@ class _Remat(torch.autograd.Function):
 
         def again() -> Tensors:
             with recomputing(object()):  # a tag of its own: nothing merges these nodes with others
-                _, pull = torch.func.vjp(part, *[tensors[place] for place in wanted])
+                pull = torch.func.vjp(part, *[tensors[place] for place in wanted])[1]
             return pull(tuple(cotangents[place] for place in given))
 
         for place, gradient in zip(wanted, code.run(again), strict=True):
