@@ -12,34 +12,20 @@ from typing import Any
 
 import torch
 
-from . import collectives as c
-from ._compat import innermost, no_function_modes, no_functorch, tracing
-from .array import Array, layout_of
-from .block import Block, device_places, memories, mutated
+from ._compat import innermost, tracing
+from .array import Array
+from .block import memories, mutated
 from .blocks import global_shape
-from .border import Border, enter, leave
+from .border import enter, leave
 from .casts import Casts, equal_sample
-from .device_types import (
-    NONE,
-    Frame,
-    Refused,
-    Stamp,
-    current_frame,
-    running,
-    stamp,
-    stamp_of,
-    typed,
-    varying,
-)
+from .crossing import Crossing, borrow, cast, is_plain
+from .device_types import NONE, Frame, Refused, current_frame, running, stamp_of, varying
 from .errors import CollectiveError, SpecError, SpmdError, VaryingError, message
-from .layout import Layout
 from .lowering import named
 from .mesh import Mesh, resolve_mesh, set_mesh, unknown_axis
-from .movers import shard
-from .moves import Cast, apply
 from .partition.lines import quoted, raising_line
 from .signature import Signature
-from .spec import P, Resolved, Spec, resolve, with_context
+from .spec import P, Resolved, Spec
 from .tree import broadcast_specs, flatten, leaf_paths, unflatten
 
 
@@ -116,18 +102,19 @@ class _Run:
         given = self.signature.specs(treedef, self.in_specs)
         self.mesh = self._mesh([(want.name, leaf) for want, leaf in zip(given, leaves, strict=True)])
         self.manual = self._axes()
-        frame = self._frame()
+        self.crossing = Crossing(self.mesh, self.manual, self.outer, self.checked, self.label)
+        frame = self.crossing.frame()
         bindings: dict[str, int] = {}
         inside, versions = list(leaves), []
         for place, (leaf, want) in enumerate(zip(leaves, given, strict=True)):
             if want.spec is None or not isinstance(leaf, torch.Tensor):
                 continue
             names = bindings if want.shares_names else None
-            resolved = self._resolve(want.spec, leaf.shape, names, f"argument: {want.name}")
-            inside[place] = enter(leaf, self._border(resolved, leaf))
+            resolved = self.crossing.resolve(want.spec, leaf.shape, names, f"argument: {want.name}")
+            inside[place] = enter(leaf, self.crossing.border(resolved, plain=is_plain(leaf)))
             versions.append((want.name, inside[place], inside[place]._version))
-            _borrow(frame, inside[place], f"the argument {want.name}")
-        with set_mesh(self.mesh), running(frame), Casts(frame, _pcast):
+            borrow(frame, inside[place], f"the argument {want.name}")
+        with set_mesh(self.mesh), running(frame), Casts(frame, cast):
             try:
                 result = self.signature.call(treedef, inside)
             except Refused as refused:
@@ -200,107 +187,6 @@ class _Run:
             )
         return axes
 
-    def _frame(self) -> Frame:
-        def place(axes: tuple[str, ...]) -> torch.Tensor:
-            if tracing():
-                return c.axis_index(torch.zeros((), dtype=torch.int32), list(axes))
-            places = device_places(self.mesh, axes)
-            with no_function_modes(), no_functorch():
-                return Block([torch.tensor(i, dtype=torch.int32) for i in places], self.mesh, Stamp(frozenset(axes)))
-
-        def made(x: torch.Tensor) -> torch.Tensor:
-            if tracing():
-                return stamp(x, Stamp(NONE))
-            with no_function_modes(), no_functorch():
-                x = innermost(x)
-                return Block([x, *(x.clone() for _ in range(self.mesh.size - 1))], self.mesh, Stamp(NONE))
-
-        return Frame(
-            self.mesh,
-            frozenset(self.manual),
-            self.outer,
-            self.checked,
-            self.label,
-            self._close_over,
-            made,
-            place,
-            self._globally,
-        )
-
-    def _globally(self, function: Callable[..., torch.Tensor], values: dict[str, Any], spec: Spec) -> torch.Tensor:
-        """Call a function in the view around the map, on values that all devices share; this device's block of it."""
-        frame = current_frame()
-        assert frame is not None
-        outside = dict(values)
-        for name, value in values.items():
-            if not isinstance(value, torch.Tensor):
-                continue
-            value = frame.inside(value)
-            if self.checked and (extra := sorted(varying(value).intersection(self.manual))):
-                raise VaryingError(
-                    message(
-                        f"{self.label}: a draw with spec= is this device's block of one global draw, but {name} varies "
-                        f"over {', '.join(extra)}",
-                        f"{name}: {typed(value)}, spec: {spec!r}",
-                        fix=f"give the {name} that all devices have, or draw a block of its own without spec=",
-                    )
-                )
-            outside[name] = leave(value, self._border(Resolved(((),) * value.ndim, NONE), None))
-        with running(self.outer):
-            result = function(**outside)
-        return enter(result, self._border(self._resolve(spec, result.shape, None, "spec of a draw"), result))
-
-    def _close_over(self, x: torch.Tensor) -> torch.Tensor:
-        """A value from outside, closed over, counts as an argument with P()."""
-        array = innermost(x)
-        if isinstance(array, Array) and (split := layout_of(array).axes.intersection(self.manual)):
-            raise VaryingError(
-                message(
-                    f"{self.label} closes over an Array that is split over {', '.join(sorted(split))}",
-                    f"array: {array!r}",
-                    fix="pass it as an argument, with its spec in in_specs",
-                )
-            )
-        entered = enter(x, self._border(Resolved(((),) * x.ndim, NONE), x))
-        frame = current_frame()
-        assert frame is not None
-        _borrow(frame, entered, f"a closed-over tensor of shape {tuple(x.shape)}")
-        return entered
-
-    def _border(self, resolved: Resolved, x: Any) -> Border:
-        plain = not isinstance(innermost(x), (Array, Block))
-        return Border(self.mesh, self.manual, resolved.entries, _reshard, plain, self.checked)
-
-    def _resolve(self, spec: Spec, shape: Sequence[int], bindings: dict[str, int] | None, where: str) -> Resolved:
-        try:
-            if isinstance(spec, P):
-                self._check_manual(spec, *spec.entries)
-            resolved = resolve(spec, shape, self.mesh, bindings=bindings)
-            self._check_manual(spec, *resolved.entries, tuple(resolved.unreduced))
-            if resolved.unreduced:
-                raise SpecError(
-                    message(
-                        f"the spec {spec!r} asks for a pending sum, which has no meaning in a map",
-                        fix="leave out unreduced=: an Array that is a pending sum is summed when it enters",
-                    )
-                )
-        except SpecError as error:
-            raise with_context(error, where, f"function: {self.label}") from None
-        return resolved
-
-    def _check_manual(self, spec: Spec, *entries: tuple[str, ...]) -> None:
-        taken = self.outer.manual if self.outer is not None else NONE
-        for axis in (axis for axes in entries for axis in axes if axis in self.mesh.shape):
-            if axis not in self.manual:
-                why = "manual in the map around it already" if axis in taken else "not manual in this map"
-                raise SpecError(
-                    message(
-                        f"the spec {spec!r} names {axis!r}, which is {why}",
-                        f"manual axes: {', '.join(self.manual)}",
-                        fix="name manual axes only; other axes stay as they are",
-                    )
-                )
-
     # results
 
     def _leave(self, frame: Frame, result: Any) -> Any:
@@ -327,7 +213,7 @@ class _Run:
     def _value(self, leaf: Any) -> torch.Tensor:
         value = leaf if isinstance(leaf, torch.Tensor) else torch.as_tensor(leaf)
         if stamp_of(value) is None:
-            value = self._close_over(value)
+            value = self.crossing.close_over(value)
         return value
 
     def _out(self, spec: Spec, value: torch.Tensor, where: str) -> Resolved:
@@ -344,10 +230,10 @@ class _Run:
             known = [tuple(axis for axis in axes if axis in self.mesh.shape) for axes in _pad(entries, value.ndim)]
             sizes = [self.mesh.axis_size(axes) if axes else 1 for axes in known]
             shape = [n * size for n, size in zip(value.shape, sizes, strict=False)]
-            return self._resolve(spec, shape, None, where)
+            return self.crossing.resolve(spec, shape, None, where)
         if spec is None:
-            return self._resolve(P(), value.shape, None, where)
-        return self._resolve(spec, global_shape(tuple(value.shape), spec, self.mesh), None, where)
+            return self.crossing.resolve(P(), value.shape, None, where)
+        return self.crossing.resolve(spec, global_shape(tuple(value.shape), spec, self.mesh), None, where)
 
     def _unproved(self, frame: Frame, value: torch.Tensor, named: set[str], where: str) -> list[str]:
         if not frame.checked:
@@ -376,32 +262,14 @@ class _Run:
         value, resolved, named = item
         missing = frozenset(named - varying(value))
         if missing and self.checked:
-            value = _pcast(value, missing)
+            value = cast(value, missing)
         if not tracing():  # results share no memory with an argument, nor with each other
             block = innermost(value)
             if any(memory in frame.borrowed for memory in memories(block)):
                 value = value.clone()
-            _borrow(frame, value, "another result")
-        border = Border(self.mesh, self.manual, resolved.entries, _reshard, False, self.checked)
-        return leave(value, border)
+            borrow(frame, value, "another result")
+        return leave(value, self.crossing.border(resolved, plain=False))
 
 
 def _pad(entries: Sequence[Any], rank: int) -> list[Any]:
     return [*entries, *([()] * (rank - len(entries)))]
-
-
-def _borrow(frame: Frame, x: torch.Tensor, name: str) -> None:
-    if isinstance(block := innermost(x), Block):
-        frame.borrowed.update(dict.fromkeys(memories(block), name))
-
-
-def _pcast(x: torch.Tensor, axes: frozenset[str]) -> torch.Tensor:
-    return apply(x, Cast(tuple(sorted(axes))))
-
-
-def _reshard(array: Array, layout: Layout) -> Array:
-    if layout_of(array) is layout:
-        return array
-    entries = layout.entries
-    assert entries is not None
-    return shard(array, P(*entries))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 from collective_table import TABLE, numbers, placed, reference
 from mapped import LINE, MESHES, MODES, SQUARE, mapped, same, whole
 from torch.func import grad, hessian, vjp, vmap
@@ -259,6 +262,50 @@ def test_results_share_no_memory_with_arguments():
     one, other = sp.shard_map(lambda x: (x, x), mesh=LINE, in_specs=P("i"), out_specs=P("i"))(x)
     one += 1
     same((x, other.unshard()), (torch.arange(4.0), torch.arange(4.0)))
+
+
+# ---------------------------------------------------------------- torch in a body
+
+
+def prefilled(x: torch.Tensor) -> torch.Tensor:
+    filled = torch.empty_like(x)
+    filled.copy_(x)
+    filled[0] = 0
+    return filled.masked_fill_(x > 1, 5.0)
+
+
+LABELS = torch.tensor([0, 2, 1, 1])
+LOCAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "factories": lambda x: x.new_zeros(4) + x.new_tensor([1, 2, 3, 4]) + torch.arange(4) + torch.zeros_like(x),
+    "attention": lambda x: F.scaled_dot_product_attention(*[x.view(1, 1, 4, 4)] * 3, is_causal=True)[0, 0],
+    "cross entropy": lambda x: F.cross_entropy(x, LABELS, reduction="none"),
+    "embedding": lambda x: F.embedding(LABELS, x) + x[LABELS],
+    "one_hot": lambda x: F.one_hot(x.argmax(1), 4),
+    "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "module": torch.nn.Linear(4, 2, dtype=torch.float64),
+    "convolution": torch.nn.Conv1d(1, 2, 3, dtype=torch.float64).__call__,
+    "lists": lambda x: torch.cat([*x.split(2)[::-1], torch.stack([x[0], x[1]])]) + sum(row for row in x),
+    "indices": lambda x: torch.zeros_like(x).index_add(0, LABELS, x).scatter(1, LABELS[:, None], x[:, :1]),
+    "order": lambda x: torch.sort(x, 1, descending=True).values + x.topk(2, 1).indices.sum(1, keepdim=True),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, x) - torch.eye(4),
+    "linalg": lambda x: torch.linalg.norm(x, dim=1) + torch.logsumexp(x, 1),
+    "complex": lambda x: torch.fft.fft(x).real + (x + 1j).abs(),
+    "writes": prefilled,
+    "python": lambda x: 2.0**x + (1 - x) // 2 + len(x),
+    "no grad": torch.no_grad()(lambda x: x * 2),
+    "detach": lambda x: x.detach() * x,
+}
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_torch_in_a_body_is_torch_on_each_block(name: str):
+    x = numbers((16, 4), torch.float64)
+    f = LOCAL[name]
+    blocks = [(b[:, None] if name == "convolution" else b) for b in x.chunk(4)]
+    want = torch.cat([f(block) for block in blocks]).detach()
+    body = lambda x: f(x[:, None] if name == "convolution" else x)  # noqa: E731
+    for mode in MODES:
+        same(mapped(mode, body, LINE, P("i"), P("i"))(x), want, 1e-12)
 
 
 # ---------------------------------------------------------------- looking at values
