@@ -6,6 +6,7 @@ So an invariant value that meets a varying one is cast, and the transpose of the
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -179,13 +180,20 @@ def _has_no_value(x: torch.Tensor) -> bool:
 
 def _targets(function: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The tensors that a call writes to."""
+    if not (_is_in_place(function) or kwargs):
+        return []
     found = tensors_in(kwargs["out"]) if kwargs.get("out") is not None else []
-    name = getattr(function, "__name__", "")
-    if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES):
+    if _is_in_place(function):
         found += tensors_in(args[0] if args else next(iter(kwargs.values()), None))
     elif kwargs.get("inplace") is True:
         found += tensors_in(args[0] if args else kwargs.get("input"))
     return found
+
+
+@lru_cache(maxsize=4096)
+def _is_in_place(function: Any) -> bool:
+    name = getattr(function, "__name__", "")
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES)
 
 
 _OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
