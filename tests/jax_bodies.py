@@ -20,6 +20,7 @@ class Body(NamedTuple):
     outs: tuple[Any, ...]
     shapes: list[tuple[int, ...]]
     gradients: bool = True
+    checked: bool = True
 
 
 LINE, SQUARE = {"i": 4}, {"x": 2, "y": 2}
@@ -103,6 +104,44 @@ BODIES: dict[str, Body] = {
         [(8, 3)],
     ),
     "tiles": Body(lambda lib, np, w: np.sin(w), LINE, [()], ("i",), [(2, 3)]),
+    "unchecked psum": Body(lambda lib, np, x: lib.psum(x * x, "i"), outs=(), checked=False, **_in("i", (8, 3))),
+    "unchecked gather": Body(
+        lambda lib, np, x: np.sin(lib.all_gather(x, "i", tiled=True)), outs=(), checked=False, **_in("i", (8, 3))
+    ),
+    "unchecked gather, tiled out": Body(
+        lambda lib, np, x: np.sin(lib.all_gather(x, "i", tiled=True)), outs=("i",), checked=False, **_in("i", (8, 3))
+    ),
+    "unchecked scatter": Body(
+        lambda lib, np, x: np.sin(lib.psum_scatter(x, "i", scatter_dimension=0, tiled=True)),
+        outs=("i",),
+        checked=False,
+        **_in("i", (16, 3)),
+    ),
+    "unchecked permute": Body(
+        lambda lib, np, x: lib.ppermute(x, "i", RING) * x, outs=("i",), checked=False, **_in("i", (8, 3))
+    ),
+    "unchecked weights": Body(
+        lambda lib, np, w, x: lib.pmean((np.tanh(x @ w) ** 2).sum(), "i"),
+        LINE,
+        [(), ("i",)],
+        (),
+        [(3, 2), (8, 3)],
+        checked=False,
+    ),
+    "unchecked local loss": Body(
+        lambda lib, np, w, x: (np.tanh(x @ w) ** 2).sum(), LINE, [(), ("i",)], (), [(3, 2), (8, 3)], checked=False
+    ),
+    "unchecked psum of an invariant value": Body(
+        lambda lib, np, w: lib.psum(np.sin(w), "i"), LINE, [()], (), [(3, 2)], checked=False
+    ),
+    "unchecked, one of two axes": Body(
+        lambda lib, np, x, w: lib.psum(x @ w, "y"),
+        SQUARE,
+        [("x", "y"), ("y",)],
+        ("x",),
+        [(4, 6), (6, 2)],
+        checked=False,
+    ),
     "a ring of products": Body(
         lambda lib, np, x, w: sum_ring(lib, x, w), LINE, [("i",), (None, "i")], (None, "i"), [(8, 3), (3, 8)]
     ),
@@ -143,6 +182,7 @@ def answers_of_jax() -> dict[str, numpy.ndarray]:
                 mesh=mesh,
                 in_specs=tuple(PartitionSpec(*spec) for spec in body.ins),
                 out_specs=PartitionSpec(*body.outs),
+                check_vma=body.checked,
             )
             args = [jnp.asarray(value) for value in inputs(name)]
             found[name] = numpy.asarray(f(*args))

@@ -53,7 +53,8 @@ def test_values_and_gradients_are_those_of_jax(name: str, mode: str, theirs: Any
     body = BODIES[name]
     mesh = sp.make_mesh(tuple(body.mesh.values()), tuple(body.mesh))
     ins = tuple(P(*spec) for spec in body.ins)
-    f = sp.shard_map(lambda *blocks: body.run(Ours(), torch, *blocks), mesh=mesh, in_specs=ins, out_specs=P(*body.outs))
+    run = lambda *blocks: body.run(Ours(), torch, *blocks)  # noqa: E731
+    f = sp.shard_map(run, mesh=mesh, in_specs=ins, out_specs=P(*body.outs), check_vma=body.checked)
     args = [torch.from_numpy(value) for value in jax_bodies.inputs(name)]
 
     def close(got: torch.Tensor, key: str) -> None:
