@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..layout import Dim, Factor, Layout, axes_of, fits, join, split, whole
+from ..layout import Dim, Factor, Layout, axes_of, fits, join, size_of, split, whole
 from ..mesh import Mesh
 from .rule import Dims, Rule
 
@@ -21,17 +21,15 @@ def opinion(rule: Rule, dims: Dims, layout: Sequence[Dim], mesh: Mesh, *, kinds:
         for name, piece in zip(names, split(dim, [rule.sizes[n] for n in names], mesh), strict=True):
             if axes_of(piece) and (rule.kind(name) != "whole" or "whole" in kinds):
                 if name in rule.contiguous and len(piece) > 1:
-                    piece = _leading(piece, mesh)
+                    piece = leading(piece, mesh)
                 if axes_of(piece):
                     result.setdefault(name, piece)
     return result
 
 
-def _leading(dim: Dim, mesh: Mesh) -> Dim:
+def leading(dim: Dim, mesh: Mesh) -> Dim:
     """The part of a split that leaves every block one contiguous run."""
-    size = 1
-    for factor in dim:
-        size *= factor.size
+    size = size_of(dim)
     return (Factor(size, size, dim[0].axes),) if dim[0].axes and fits(size, dim[0].axes, mesh) else whole(size)
 
 

@@ -35,7 +35,6 @@ class Emitter:
         self.tracer = fx.proxy.GraphAppendingTracer(self.graph)
         self.coordinates = {axis: self.graph.placeholder(f"at_{axis}") for axis in mesh.axis_names}
         self._places: dict[Axes, fx.Node] = {}
-        self._first: fx.Node | None = None
 
     def placeholder(self, name: str) -> fx.Node:
         return self.graph.placeholder(name)

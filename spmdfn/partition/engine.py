@@ -13,9 +13,10 @@ from torch import fx
 
 from ..constrain import op as constrain_op
 from ..constrain import pinned
-from ..layout import Layout, from_entries, join, replicated, split_over
+from ..layout import Layout, from_entries, replicated
 from ..mesh import Mesh
 from .alternative import splice
+from .assign import leading
 from .calls import Calls, source_of
 from .emit import Emitter
 from .propagate import Sweep, Value
@@ -67,14 +68,14 @@ def partition(
     pins = {node: _pin(node, mesh) for node in graph.nodes if node.target is constrain_op}
     wishes = sweep(graph, calls, targets, pins, mesh)
     state = Sweep(mesh, calls, emitter, wishes, pins, targets, strict)
-    _enter(graph, state, traced, inputs, wanted)
+    _enter(graph, state, inputs, wanted)
     node = next(iter(graph.nodes))
     while node.op != "output":
         before = node.prev
         if node.op == "call_function":
             state.visit(node)
         node = node.next if before.next is node else before.next
-    results, layouts = _leave(node, state, list(node.args[0]), outputs)
+    results, layouts = _leave(state, list(node.args[0]), outputs)
     emitter.graph.output(results)
     emitter.graph.eliminate_dead_code()
     return Partitioned(
@@ -108,7 +109,7 @@ def _pin(node: fx.Node, mesh: Mesh) -> Layout:
     return from_entries(mesh, node.meta["val"].shape, spec.entries, spec.unreduced)
 
 
-def _enter(graph: fx.Graph, state: Sweep, traced: Traced, inputs: Sequence[Layout], wanted: Sequence[Layout]) -> None:
+def _enter(graph: fx.Graph, state: Sweep, inputs: Sequence[Layout], wanted: Sequence[Layout]) -> None:
     places = [node for node in graph.nodes if node.op == "placeholder"]
     entered = [state.emitter.placeholder(identifier(node.meta["where"])) for node in places]
     for node, local, layout in zip(places, entered, inputs, strict=True):
@@ -123,7 +124,7 @@ def _enter(graph: fx.Graph, state: Sweep, traced: Traced, inputs: Sequence[Layou
 
 
 def _leave(
-    end: fx.Node, state: Sweep, returned: Sequence[Any], outputs: Sequence[Layout | None]
+    state: Sweep, returned: Sequence[Any], outputs: Sequence[Layout | None]
 ) -> tuple[list[Any], list[Layout | None]]:
     results: list[Any] = []
     layouts: list[Layout | None] = []
@@ -163,12 +164,5 @@ def _expressible(layout: Layout) -> Layout:
     """The nearest layout that a `P` can say: a dim of several split factors keeps its leading axes."""
     if layout.entries is not None:
         return layout
-    dims = []
-    for dim in layout.dims:
-        if len(dim) > 1:
-            size = 1
-            for factor in dim:
-                size *= factor.size
-            dim = join([split_over(size, dim[0].axes)], layout.mesh)
-        dims.append(dim)
+    dims = (leading(dim, layout.mesh) if len(dim) > 1 else dim for dim in layout.dims)
     return Layout(layout.mesh, dims, layout.pending)

@@ -121,10 +121,9 @@ class Sweep:
 
     def settle(self, key: Key, layout: Layout, node: fx.Node, user: User, why: str) -> None:
         """Convert a value for good: every later use takes it from here."""
-        old = Value(layout, node)
         target = self.outlook.settled_layout(key, layout)
         dtype = tensor_of(key).dtype
-        converted = self.emitter.convert(old.node, old.layout, target, dtype, (user.meta.get("where"), why))
+        converted = self.emitter.convert(node, layout, target, dtype, (user.meta.get("where"), why))
         self.values[key] = Value(target, converted)
 
     # the sweep
